@@ -1,0 +1,1 @@
+"""Experiments: one Python file each, `config = PipelineConfig(...)`."""

@@ -1,0 +1,38 @@
+"""The whole chain: SFT, then RL, each stage cached, on a machine of your choice."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.preflight import check_inputs, outputs_of, store_of
+from rollouts_core.config import PipelineConfig
+from rollouts_core.observe.runs import RunRecord
+from rollouts_core.stages.plan import plan
+from tasks.bootstrap import bootstrap
+from tasks.evaluate import evaluate
+from tasks.provision import provision
+from tasks.report import report
+from tasks.rl import rl
+from tasks.run import recording
+from tasks.serve import serve
+from tasks.sft import sft
+from tasks.sync import sync
+from tasks.tokenize import tokenize
+
+
+@flow(name="post-train", flow_run_name="{config.name}", persist_result=False)
+def post_train(config: PipelineConfig) -> RunRecord:
+    """SFT, then RL, on a machine of your choice; every stage cached."""
+    check_inputs(config)
+    stages, store = plan(config), store_of(config)
+    with recording(config, stages, store, flow_run.id) as run, provision(config.machine, store, run) as machine:
+        bootstrap(machine)
+        tokenize(stages.tokenize, machine)
+        if stages.sft:
+            sft(stages.sft, machine)
+        with serve(config.engine, machine):
+            for segment in stages.rl:
+                rl(segment, stages.rl, machine)
+        for point in stages.evaluate:
+            evaluate(point, stages.evaluate, machine)
+        results = sync(stages, machine, outputs_of(config))
+        return report(config, stages, store, results, run)

@@ -1,0 +1,104 @@
+"""A run on the terminal: a line per stage, progress bars where there is a screen, the job's own lines above them."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from rollouts_core.observe.report import POINTS
+from rollouts_core.observe.runs import RunRecord
+from tasks.events import StageChanged, StageLine, StageProgress
+from tasks.events import logger as events
+
+MARKS = {"Completed": "[green]✓[/]", "Cached": "[blue]=[/]", "Failed": "[red]✗[/]", "Cancelled": "[yellow]✗[/]"}
+SHOWN_METRICS = ("loss", "reward", "entropy", "completions/mean_length")
+PLAIN_SECONDS = 10.0
+"""Where there is no screen, progress is a line this often."""
+
+
+@contextmanager
+def stages_shown() -> Iterator[Console]:
+    """Show the stages of the flow that runs inside."""
+    console = Console(stderr=True, highlight=False)
+    bars = Progress(
+        TextColumn("  {task.description:<14}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[note]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    handler = _Screen(console, bars)
+    events.addHandler(handler)
+    try:
+        with bars:
+            yield console
+    finally:
+        events.removeHandler(handler)
+
+
+class _Screen(logging.Handler):
+    """Draws events as they come."""
+
+    def __init__(self, console: Console, bars: Progress) -> None:
+        super().__init__()
+        self._console = console
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._told: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        match record.__dict__.get("event"):
+            case StageChanged(name, state, seconds) if state in MARKS:
+                if name in self._tasks:
+                    self._bars.remove_task(self._tasks.pop(name))
+                self._console.print(f"{MARKS[state]} {name:<14} {state.lower():<10} {seconds:7.1f} s")
+            case StageLine(name, text):
+                self._console.print(f"[dim]  {name:<14} {_escaped(text)}[/]")
+            case StageProgress(name, done, total, metrics):
+                note = "  ".join(f"{key.split('/')[-1]} {metrics[key]:.3f}" for key in SHOWN_METRICS if key in metrics)
+                self._progress(name, done, total, note)
+
+    def _progress(self, name: str, done: int, total: int, note: str) -> None:
+        if not self._console.is_terminal:
+            if time.monotonic() - self._told.get(name, 0.0) > PLAIN_SECONDS:
+                self._told[name] = time.monotonic()
+                self._console.print(f"  {name:<14} {done}/{total}  {note}")
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, note=note)
+        self._bars.update(self._tasks[name], completed=done, note=note)
+
+
+def print_record(record: RunRecord, console: Console | None = None) -> None:
+    """The run's stages, accuracies and paths."""
+    console = console or Console(file=sys.stdout, highlight=False)
+    console.print(f"\n[bold]{record.run_id}[/]  {record.state.lower()} in {record.seconds:.1f} s")
+    if record.error:
+        console.print(f"[red]{_escaped(record.error)}[/]")
+    if record.accuracies:
+        table = Table("policy", "accuracy", "95 % interval", "prompts", title="Held-out accuracy", title_justify="left")
+        for entry in record.accuracies:
+            interval = f"{100 * entry.low:.1f} to {100 * entry.high:.1f} %"
+            table.add_row(POINTS[entry.point], f"{100 * entry.accuracy:.1f} %", interval, str(entry.total))
+        console.print(table)
+    if record.report:
+        folder = record.report.rpartition("/")[0]
+        console.print(f"report  {record.report}\npolicy  {folder}/policy\nmetrics {folder}", soft_wrap=True)
+
+
+def stage_table(rows: list[tuple[str, str, str]]) -> Table:
+    """Stage, key and state."""
+    table = Table("stage", "key", "state")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

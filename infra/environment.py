@@ -1,0 +1,78 @@
+"""The environment that jobs run in, recorded as an artifact: interpreter, libraries, and that they import."""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+from infra.errors import MachineError
+from rollouts_core.store.keys import key_of
+from rollouts_core.store.local import LocalStore
+from rollouts_core.store.manifest import ArtifactId, Provenance
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy", "pydantic")
+CHECK = (
+    "import json, pyarrow, pydantic, safetensors, tokenizers, torch, transformers; "
+    "print(json.dumps({'cuda': torch.cuda.is_available(), 'threads': torch.get_num_threads()}))"
+)
+DEADLINE = 300.0
+
+
+def environment_artifact() -> ArtifactId:
+    """The artifact that says this environment works. Its key follows from interpreter, platform and versions."""
+    return ArtifactId("bootstrap", key_of(_description()))
+
+
+def check_environment(store: LocalStore) -> None:
+    """Import what jobs import, once, and record it. Raises `MachineError` with the import's last lines."""
+    artifact = environment_artifact()
+    started, began = datetime.now(UTC), time.perf_counter()
+    with store.making(artifact, DEADLINE) as out:
+        if out is None:
+            return
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=DEADLINE, check=True
+            )
+        except subprocess.CalledProcessError as error:
+            lines = "\n".join(error.stderr.splitlines()[-5:])
+            raise MachineError(f"the environment does not work; install with `make install`.\n{lines}") from None
+        (out / "environment.json").write_text(json.dumps({**_description(), **json.loads(done.stdout)}))
+        described = _description()
+        provenance = Provenance(
+            version=1,
+            spec=described,
+            inputs={},
+            external={},
+            code={},
+            git_commit=None,
+            libraries=dict(_versions()),
+            host={"platform": platform.platform(), "python": platform.python_version()},
+            started_at=started.isoformat(timespec="seconds"),
+            seconds=round(time.perf_counter() - began, 3),
+            summary={},
+        )
+        store.publish(artifact, provenance)
+
+
+def _description() -> dict[str, object]:
+    return {
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "platform": platform.platform(),
+        "libraries": _versions(),
+    }
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

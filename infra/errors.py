@@ -1,0 +1,17 @@
+"""What can go wrong with machines and jobs, and what a retry mends."""
+
+from rollouts_core.errors import RolloutsError
+
+
+class MachineError(RolloutsError):
+    """The machine did not do what it was asked."""
+
+
+class JobFailed(RolloutsError):
+    """A job ended without its artifact. `mendable` says whether the same job may do better if started again."""
+
+    def __init__(self, message: str, last_lines: tuple[str, ...], mendable: bool) -> None:
+        self.last_lines = last_lines
+        self.mendable = mendable
+        tail = "".join(f"\n    {line}" for line in last_lines)
+        super().__init__(message + (f"\n  its last log lines:{tail}" if tail else ""))

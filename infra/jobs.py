@@ -1,0 +1,148 @@
+"""Stages as jobs: start the job that makes a stage, follow its output, and say how it ended.
+
+A job may make several stages in one process (the segments of an RL run, the evaluations): each is waited for by its
+own caller, and reading goes on where the caller before stopped.
+"""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.errors import JobFailed, MachineError
+from infra.machine import Job, JobStatus, Machine
+from rollouts_core.config import MachineConfig
+from rollouts_core.observe.runs import RunLog
+from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL
+from rollouts_core.stages.stage import Stage, stage_to_data
+from rollouts_core.store.local import LocalStore
+
+POLL_SECONDS = 0.1
+LAST_LINES = 15
+LIMIT_MARGIN = 120.0
+"""Seconds by which the follower outlasts the job's own time limit."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    text: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` steps of a stage, with the metrics of the last."""
+
+    stage: str
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+
+
+@dataclass
+class Cursor:
+    """How far a job's output has been read, and its last lines."""
+
+    log: int
+    metrics: int
+    unfinished: dict[str, bytes] = field(default_factory=lambda: {"log": b"", "metrics.jsonl": b""})
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+
+@dataclass(frozen=True)
+class MachineSession:
+    """A machine as one run holds it: where its artifacts are, how long jobs may take, what has been read of them."""
+
+    machine: Machine
+    store: LocalStore
+    settings: MachineConfig
+    run: RunLog
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+
+
+def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Progress]:
+    """Wait for a stage's artifact, made by the job of its chain, which is started unless it runs.
+
+    Yields log lines and progress as they come. Raises `JobFailed` when the job ended without the artifact. Whoever
+    stops waiting (an interrupt, a cancellation, a timeout) ends the job; whoever is killed leaves it running.
+    """
+    job = stage_job(chain, session)
+    machine = session.machine
+    machine.start(job)
+    if job.name not in session.cursors:
+        begun = machine.attempt(job.name)
+        session.cursors[job.name] = Cursor(begun.log, begun.metrics)
+    cursor = session.cursors[job.name]
+    end = time.monotonic() + job.time_limit + LIMIT_MARGIN
+    ended = False
+    try:
+        while True:
+            status = machine.poll(job.name)
+            there = session.store.has(stage.artifact)
+            yield from _new_output(machine, job.name, cursor)
+            if there:
+                ended = True
+                return
+            if status.state != "running":
+                ended = True
+                del session.cursors[job.name]
+                raise _failure(stage, status, cursor)
+            if time.monotonic() > end:
+                raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
+            machine.attend(job.name)
+            time.sleep(POLL_SECONDS)
+    finally:
+        if not ended:
+            machine.cancel(job.name)
+
+
+def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
+    """The job that makes a chain of stages in one process."""
+    spec = {
+        "stages": [stage_to_data(stage) for stage in chain],
+        "store": str(session.store.root.resolve()),
+        "device": session.settings.device,
+    }
+    return Job(
+        name=chain[-1].artifact.directory,
+        command=(sys.executable, "-m", "rollouts_core.stages.job", "{directory}"),
+        spec=spec,
+        time_limit=session.settings.time_limit_hours * 3600,
+        unattended_limit=session.settings.unattended_limit_hours * 3600,
+    )
+
+
+def _new_output(machine: Machine, job: str, cursor: Cursor) -> Iterator[LogLine | Progress]:
+    data = machine.read(job, "log", cursor.log)
+    cursor.log += len(data)
+    for line in _complete_lines(cursor, "log", data):
+        cursor.last_lines.append(line)
+        yield LogLine(line)
+    data = machine.read(job, "metrics.jsonl", cursor.metrics)
+    cursor.metrics += len(data)
+    for line in _complete_lines(cursor, "metrics.jsonl", data):
+        record: dict[str, Any] = json.loads(line)
+        metrics = {name: value for name, value in record.items() if name not in ("step", "stage", "done", "total")}
+        yield Progress(record["stage"], record["done"], record["total"], metrics)
+
+
+def _complete_lines(cursor: Cursor, file: str, data: bytes) -> list[str]:
+    *complete, cursor.unfinished[file] = (cursor.unfinished[file] + data).split(b"\n")
+    return [line.decode(errors="replace") for line in complete if line.strip()]
+
+
+def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:
+    lines = tuple(cursor.last_lines)
+    if status.state == "lost":
+        return JobFailed(f"stage {stage.name}: its job was killed", lines, mendable=True)
+    if status.reason != "exited":
+        return JobFailed(f"stage {stage.name}: its job was ended ({status.reason})", lines, mendable=False)
+    code = status.exit_status or 0
+    if code < 0:
+        return JobFailed(f"stage {stage.name}: its job was killed by signal {-code}", lines, mendable=True)
+    if code in (EXIT_BAD_INPUT, EXIT_DISK_FULL) and status.message:
+        return JobFailed(f"stage {stage.name}: {status.message}", (), mendable=False)
+    message = status.message or f"its job ended with exit status {code}"
+    return JobFailed(f"stage {stage.name}: {message}", lines, mendable=False)

@@ -1,0 +1,164 @@
+"""Watches over one job: `python runner.py JOB_DIRECTORY`. Standard library only, so that it can be sent anywhere.
+
+The directory holds `job.json` (command, limits). The runner detaches, takes the directory's lock, starts the command
+in a session and process group of its own, and keeps these files beside it:
+
+    log            what the command prints; attempts follow one another
+    attempt.json   number of this attempt, and where log and metrics stood when it began
+    heartbeat      touched every second while the runner lives
+    attended       touched by whoever still wants the job
+    cancel         its presence asks for the end
+    status.json    how it ended; written last, once
+
+Decision: the lock is the kernel's (`flock`), and the command inherits it. While anything of the job lives, however the
+rest was killed, the lock is held and nothing else can start in its place; when all of it is gone, it is free.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+TICK = 0.25
+GRACE = 10.0
+"""Seconds between TERM and KILL."""
+
+
+def main(directory: str) -> int:
+    os.chdir(directory)
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        return 0 if os.read(reader, 16) in (b"running", b"already") else 1
+    os.close(reader)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    lock = _take_lock()
+    if lock is None:
+        os.write(writer, b"already")
+        return 0
+    _begin_attempt()
+    process = _start(lock)
+    os.write(writer, b"running")
+    os.close(writer)
+    reason = _watch(process)
+    _end_group(process)
+    _write_json("status.json", {"exit_status": process.returncode, "reason": reason, "ended_at": time.time()})
+    return 0
+
+
+def _take_lock() -> int | None:
+    """The lock's descriptor, or None when the job is running. Whoever merely looks at the lock holds it briefly."""
+    lock = os.open("lock", os.O_RDWR | os.O_CREAT, 0o600)
+    for _ in range(10):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            time.sleep(0.05)
+    return None
+
+
+def _begin_attempt() -> None:
+    for name in ("status.json", "failure.json", "cancel"):
+        if os.path.exists(name):
+            os.unlink(name)
+    previous = _read_json("attempt.json")
+    attempt = {"number": previous.get("number", 0) + 1, "log": _size("log"), "metrics": _size("metrics.jsonl")}
+    _write_json("attempt.json", attempt)
+    for name in ("heartbeat", "attended"):
+        _touch(name)
+
+
+def _start(lock: int) -> "subprocess.Popen[bytes]":
+    job = _read_json("job.json")
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    process = subprocess.Popen(
+        job["command"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        pass_fds=[lock],
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
+    os.close(log)
+    return process
+
+
+def _watch(process: "subprocess.Popen[bytes]") -> str:
+    """Wait for the command's end, or end it: at its limits, or when it is asked for. Returns the reason."""
+    job = _read_json("job.json")
+    end = time.monotonic() + job["time_limit"]
+    while True:
+        try:
+            process.wait(TICK)
+            return "exited"
+        except subprocess.TimeoutExpired:
+            pass
+        _touch("heartbeat")
+        if os.path.exists("cancel"):
+            return "cancelled"
+        if time.monotonic() > end:
+            return "time limit"
+        if time.time() - os.path.getmtime("attended") > job["unattended_limit"]:
+            return "unattended"
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """TERM, then KILL, to the whole group; nothing of it stays behind."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _touch(name: str) -> None:
+    try:
+        with open(name, "a"):
+            os.utime(name)
+    except OSError:
+        pass
+
+
+def _size(name: str) -> int:
+    return os.path.getsize(name) if os.path.exists(name) else 0
+
+
+def _read_json(name: str) -> dict[str, Any]:
+    try:
+        with open(name) as file:
+            value: dict[str, Any] = json.load(file)
+            return value
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_json(name: str, value: dict[str, Any]) -> None:
+    """Whole or not at all; tried again while the disk is full, since whoever follows waits for it."""
+    for _ in range(20):
+        try:
+            with open(name + ".unfinished", "w") as file:
+                json.dump(value, file)
+            os.replace(name + ".unfinished", name)
+            return
+        except OSError:
+            time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

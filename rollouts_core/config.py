@@ -1,0 +1,264 @@
+"""What a person writes: `PipelineConfig` and its parts.
+
+Each knob lives in the part that owns it, with its type, its default and its description; the Prefect form, the
+command line's `--set` and the error messages all read them from here. Fields typed `Operational[...]` cannot change a
+result and stay out of stage keys (see `rollouts_core.parts`).
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from rollouts_core.parts import Operational, part
+
+Dtype = Literal["float32", "bfloat16"]
+PartT = TypeVar("PartT")
+
+
+@part
+class Jsonl:
+    """Chat rows from a JSONL file: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: Operational[Path] = Field(description="The file. It is identified by its content, not by its path.")
+
+
+@part
+class HubDataset:
+    """Rows from anything `datasets.load_dataset` loads; its columns must hold messages and, for RL, an answer."""
+
+    kind: Literal["dataset"] = "dataset"
+    name: str = Field(description="Repository name, or a builder such as 'json' or 'parquet' together with data_files.")
+    config: str | None = Field(default=None, description="Configuration (subset) of the data set.")
+    split: str = Field(default="train", description="Split, slices allowed: 'train[:1000]'.")
+    revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
+    data_files: Operational[tuple[str, ...]] = Field(
+        default=(), description="Local files, for the builders that read files."
+    )
+    messages_column: str = Field(default="messages", description="Column with the list of messages.")
+    answer_column: str = Field(
+        default="answer", description="Column with the reference answer that rewards compare with."
+    )
+
+
+Source = Annotated[Jsonl | HubDataset, Field(discriminator="kind")]
+
+
+@part
+class DataConfig:
+    """What is learnt from, and what is kept apart to measure with."""
+
+    demonstrations: Source | None = Field(default=None, description="Conversations for SFT.")
+    prompts: Source | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
+    heldout: Source | None = Field(
+        default=None, description="Prompts that are never trained on; accuracy is measured here."
+    )
+    max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
+
+
+@part
+class ScratchModel:
+    """A small decoder, randomly initialised, with a tokenizer made from the training data."""
+
+    kind: Literal["scratch"] = "scratch"
+    architecture: Literal["qwen2", "qwen3", "llama"] = Field(default="qwen2", description="Transformers model family.")
+    hidden_size: int = Field(default=128, ge=8, description="Width.")
+    layers: int = Field(default=2, ge=1, description="Depth.")
+    heads: int = Field(default=4, ge=1, description="Attention heads; they divide the width.")
+    kv_heads: int = Field(default=4, ge=1, description="Key-value heads; they divide the heads.")
+    intermediate_size: int = Field(default=512, ge=8, description="Width of the feed-forward layers.")
+    tokenizer: Literal["character", "byte_bpe"] = Field(default="character", description="Made from the training data.")
+    vocab_size: int = Field(
+        default=1024, ge=264, description="Size of a byte_bpe vocabulary; characters need no limit."
+    )
+    dtype: Dtype = Field(default="float32", description="Type of the weights.")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ScratchModel":
+        problems = []
+        if self.hidden_size % (2 * self.heads):
+            problems.append(f"hidden_size {self.hidden_size} is not a multiple of 2 x heads ({2 * self.heads})")
+        if self.heads % self.kv_heads:
+            problems.append(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        return _or_raise(self, problems)
+
+
+@part
+class PretrainedModel:
+    """A model and tokenizer by hub name or local directory, identified by commit or content, not by that name."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    name: Operational[str] = Field(min_length=1, description="Hub name, as 'Qwen/Qwen3-0.6B', or a local directory.")
+    revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
+    dtype: Dtype = Field(default="bfloat16", description="Type of the weights.")
+    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+
+
+Model = Annotated[ScratchModel | PretrainedModel, Field(discriminator="kind")]
+
+
+@part
+class SFTConfig:
+    """Supervised fine-tuning on the demonstrations' assistant spans."""
+
+    steps: int = Field(default=1000, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(default=64, ge=1, description="Examples per optimizer step.")
+    gradient_accumulation: int = Field(default=1, ge=1, description="Forward-backward passes per optimizer step.")
+    learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="Decay after warm-up, to zero."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
+    log_every: Operational[int] = Field(default=10, ge=1, description="Steps between lines of metrics.")
+    checkpoint_every: Operational[int] = Field(default=100, ge=1, description="Steps between checkpoints.")
+
+    @model_validator(mode="after")
+    def _steps_add_up(self) -> "SFTConfig":
+        problems = []
+        if self.warmup_steps >= self.steps:
+            problems.append(f"warmup_steps {self.warmup_steps} is not smaller than steps {self.steps}")
+        if self.batch_size % self.gradient_accumulation:
+            problems.append(
+                f"batch_size {self.batch_size} is not a multiple of gradient_accumulation {self.gradient_accumulation}"
+            )
+        return _or_raise(self, problems)
+
+
+@part
+class RLConfig:
+    """Reinforcement learning: GRPO, on-policy unless `minibatches` says otherwise."""
+
+    steps: Operational[int] = Field(
+        default=100, ge=1, description="Rollout batches in all. Segments carry it into keys."
+    )
+    steps_per_segment: Operational[int] = Field(
+        default=50, ge=1, description="Steps per segment artifact. See `steps`."
+    )
+    batch_size: int = Field(default=32, ge=1, description="Prompts per step.")
+    n_samples_per_prompt: int = Field(default=8, ge=2, description="Samples per prompt: the size of a group.")
+    minibatches: int = Field(default=1, ge=1, description="Optimizer steps per rollout batch; 1 is on-policy.")
+    learning_rate: float = Field(default=1e-6, gt=0, description="Learning rate of AdamW after warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up; constant afterwards.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
+    reward: str = Field(
+        default="exact_match", description="A shipped reward, 'package.module:function' or 'file.py:function'."
+    )
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="PPO clipping: ratios below 1 - clip_low.")
+    clip_high: float = Field(default=0.2, ge=0, description="PPO clipping: ratios above 1 + clip_high.")
+    normalize_std: bool = Field(default=True, description="Divide advantages by their group's standard deviation.")
+    aggregation: Literal["token", "sequence"] = Field(
+        default="token", description="Mean over tokens, or mean of answer means."
+    )
+    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the k3 KL estimate to the policy RL began with.")
+    log_samples: Operational[int] = Field(default=4, ge=0, description="Samples per step kept in rollouts.jsonl.")
+    checkpoint_every: Operational[int] = Field(
+        default=25, ge=1, description="Steps between checkpoints within a segment."
+    )
+
+    @model_validator(mode="after")
+    def _minibatches_divide(self) -> "RLConfig":
+        problems = []
+        if self.batch_size % self.minibatches:
+            problems.append(f"batch_size {self.batch_size} is not a multiple of minibatches {self.minibatches}")
+        return _or_raise(self, problems)
+
+
+@part
+class EngineConfig:
+    """What generates. The embedded engine is torch in the trainer's process."""
+
+    kind: Literal["embedded"] = Field(default="embedded", description="Which engine serves the policy.")
+    max_running_requests: int = Field(default=256, ge=1, description="Requests decoded together; more wait their turn.")
+
+
+@part
+class MachineConfig:
+    """Where heavy stages run. Nothing here can change a result."""
+
+    kind: Operational[Literal["local"]] = Field(default="local", description="This machine.")
+    device: Operational[Literal["auto", "cpu", "cuda"]] = Field(
+        default="auto", description="auto: cuda where there is one."
+    )
+    time_limit_hours: Operational[float] = Field(default=24.0, gt=0, description="A job is ended after this time.")
+    unattended_limit_hours: Operational[float] = Field(
+        default=24.0, gt=0, description="A job is ended when no orchestrator has asked for it for this long."
+    )
+
+
+@part
+class EvaluationConfig:
+    """Greedy answers to the held-out prompts, scored before SFT, after SFT and after RL."""
+
+    limit: int | None = Field(default=None, ge=1, description="Only the first so many held-out prompts.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
+    reward: str = Field(default="exact_match", description="Scores an answer; 1 or more counts as correct.")
+
+
+@part
+class StoreConfig:
+    """Where artifacts and results live. Nothing here can change a result."""
+
+    path: Operational[Path | None] = Field(
+        default=None, description="Artifacts and runs; default: .rollouts beside configs/."
+    )
+    outputs: Operational[Path | None] = Field(
+        default=None, description="What runs bring home; default: outputs beside it."
+    )
+
+
+@part
+class PipelineConfig:
+    """One experiment, whole. `sft` or `rl` set to null leaves that part of the chain out."""
+
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60, description="Names the runs."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Every random draw follows from it.")
+    model: Model = Field(description="The policy before training.")
+    data: DataConfig = Field(description="Demonstrations, prompts and held-out prompts.")
+    sft: SFTConfig | None = Field(default_factory=SFTConfig, description="Supervised fine-tuning; null to leave out.")
+    rl: RLConfig | None = Field(default_factory=RLConfig, description="Reinforcement learning; null to leave out.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
+    machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")
+    store: StoreConfig = Field(default_factory=StoreConfig, description="Where artifacts and results live.")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "PipelineConfig":
+        return _or_raise(self, _chain_problems(self) + _length_problems(self))
+
+
+def _chain_problems(config: PipelineConfig) -> list[str]:
+    problems = []
+    if config.sft is None and config.rl is None:
+        problems.append("sft and rl are both null: there is nothing to do")
+    if config.sft is not None and config.data.demonstrations is None:
+        problems.append("data.demonstrations: is required by sft")
+    if config.rl is not None and config.data.prompts is None:
+        problems.append("data.prompts: is required by rl")
+    if config.sft is None and isinstance(config.model, ScratchModel):
+        problems.append("model.kind: a model from scratch needs sft before rl; give a pretrained one")
+    return problems
+
+
+def _length_problems(config: PipelineConfig) -> list[str]:
+    limits = {"evaluation.max_new_tokens": config.evaluation.max_new_tokens} if config.data.heldout else {}
+    if config.rl is not None:
+        limits["rl.max_new_tokens"] = config.rl.max_new_tokens
+    return [
+        f"{path}: {tokens} leaves no room for a prompt in data.max_length {config.data.max_length}"
+        for path, tokens in limits.items()
+        if tokens >= config.data.max_length
+    ]
+
+
+def _or_raise(value: PartT, problems: list[str]) -> PartT:
+    if problems:
+        raise ValueError("\n".join(problems))
+    return value

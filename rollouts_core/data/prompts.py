@@ -1,0 +1,37 @@
+"""The prompt buffer: prompts in seeded order, epoch after epoch, with a position that can be saved."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rollouts_core.types import Prompt
+
+
+@dataclass(frozen=True)
+class DataBuffer:
+    """Where in the prompts training stands. Immutable: taking prompts gives the next buffer."""
+
+    prompts: Sequence[Prompt]
+    seed: int
+    epoch_id: int = 0
+    sample_offset: int = 0
+
+    def get_prompts(self, n: int) -> tuple[list[Prompt], "DataBuffer"]:
+        """The next n prompts and the buffer behind them. Within an epoch no prompt comes twice."""
+        taken: list[Prompt] = []
+        buffer = self
+        while len(taken) < n:
+            order = buffer._order()[buffer.sample_offset : buffer.sample_offset + n - len(taken)]
+            taken += [self.prompts[index] for index in order]
+            offset = buffer.sample_offset + len(order)
+            full = offset == len(self.prompts)
+            buffer = replace(buffer, epoch_id=buffer.epoch_id + full, sample_offset=0 if full else offset)
+        return taken, buffer
+
+    def position(self) -> dict[str, int]:
+        return {"epoch_id": self.epoch_id, "sample_offset": self.sample_offset}
+
+    def _order(self) -> list[int]:
+        order: list[int] = np.random.default_rng([self.seed, self.epoch_id]).permutation(len(self.prompts)).tolist()
+        return order

@@ -1,0 +1,98 @@
+"""Rows from JSONL files and from whatever `datasets` loads, checked one by one.
+
+A row needs `messages`, a list of objects with a known `role` and a text `content`. Further columns become metadata,
+which rewards read. Problems name the file and the line, and are reported together.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollouts_core.config import HubDataset, Jsonl
+from rollouts_core.errors import BadInput
+from rollouts_core.store.identity import External
+from rollouts_core.types import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    messages: tuple[Message, ...]
+    metadata: Mapping[str, Any]
+    source_row: int
+    """Counted from 0."""
+    place: str
+    """File and line for messages to people."""
+
+
+def load_rows(source: Jsonl | HubDataset, external: External) -> list[Row]:
+    """All rows of a source. Raises `BadInput` listing up to 20 faulty rows, or saying that there are none."""
+    rows, problems = [], []
+    raw = _jsonl(Path(external.location)) if isinstance(source, Jsonl) else _dataset(source, external)
+    for index, (place, value) in enumerate(raw):
+        if isinstance(value, str):
+            problems.append(f"{place}: {value}")
+        elif problem := _problem(value):
+            problems.append(f"{place}: {problem}")
+        else:
+            rows.append(_row(value, index, place))
+        if len(problems) == MAX_PROBLEMS:
+            problems.append("further rows were not read")
+            break
+    if problems:
+        raise BadInput(problems, "data")
+    if not rows:
+        raise BadInput(f"{external.location or source}: the data set is empty")
+    return rows
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    """Place and parsed row, or place and what is wrong as text. Blank lines are passed over."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                value = f"not valid JSON: {error}"
+            else:
+                value = value if isinstance(value, dict) else f"a {type(value).__name__}, not an object"
+            yield f"{path}:{number}", value
+
+
+def _dataset(source: HubDataset, external: External) -> Iterator[tuple[str, Any]]:
+    import datasets
+
+    files = list(source.data_files) or None
+    revision = external.identity.get("commit")
+    try:
+        loaded = datasets.load_dataset(
+            source.name, source.config, split=source.split, revision=revision, data_files=files
+        )
+    except Exception as error:
+        raise BadInput(f"data set {source.name}: {type(error).__name__}: {error}") from error
+    renamed = {source.messages_column: "messages", source.answer_column: "answer"}
+    for index, value in enumerate(loaded):
+        yield f"{source.name}[{source.split}] row {index}", {renamed.get(k, k): v for k, v in value.items()}
+
+
+def _problem(value: Mapping[str, Any]) -> str:
+    messages = value.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "no list of messages under 'messages'"
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            return f"messages[{number}] has no role among {', '.join(ROLES)}"
+        if not isinstance(message.get("content"), str):
+            return f"messages[{number}] has no text under 'content'"
+    return ""
+
+
+def _row(value: Mapping[str, Any], index: int, place: str) -> Row:
+    messages = tuple(Message(message["role"], message["content"]) for message in value["messages"])
+    return Row(messages, {name: entry for name, entry in value.items() if name != "messages"}, index, place)

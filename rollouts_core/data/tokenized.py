@@ -1,0 +1,122 @@
+"""Tokenized data as Parquet: demonstrations (ids, loss mask, length, source row) and prompts.
+
+Rows keep their source row, so that whatever is trained on can be traced to a line of a file.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollouts_core.data.chat import compute_loss_mask, render_prompt
+from rollouts_core.data.sources import MAX_PROBLEMS, Row
+from rollouts_core.errors import BadInput
+from rollouts_core.types import Message, Prompt
+
+Ids = npt.NDArray[np.int32]
+
+EXAMPLES = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.int8())),
+        ("length", pa.int32()),
+        ("source_row", pa.int32()),
+    ]
+)
+PROMPTS = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("length", pa.int32()),
+        ("source_row", pa.int32()),
+        ("messages", pa.string()),
+        ("metadata", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training example; `loss_mask` is 1 where the model learns to say the token."""
+
+    tokens: Ids
+    loss_mask: Ids
+
+
+def tokenize_examples(rows: Sequence[Row], tokenizer: Any, max_length: int) -> pa.Table:
+    """Demonstrations as a table. Raises `BadInput` for rows that are too long, unreadable or teach nothing."""
+    columns: dict[str, list[Any]] = {name: [] for name in EXAMPLES.names}
+    problems: list[str] = []
+    for row in rows:
+        try:
+            ids, mask = compute_loss_mask(tokenizer, row.messages)
+        except BadInput as error:
+            problems += [f"{row.place}: {problem}" for problem in error.problems]
+            continue
+        problem = _problem(ids, tokenizer, max_length) or ("" if any(mask) else "has no assistant turn to learn from")
+        if problem:
+            problems.append(f"{row.place}: {problem}")
+        for name, value in zip(EXAMPLES.names, (ids, mask, len(ids), row.source_row), strict=True):
+            columns[name].append(value)
+    _refuse(problems)
+    return pa.table(columns, schema=EXAMPLES)
+
+
+def tokenize_prompts(rows: Sequence[Row], tokenizer: Any, max_prompt_length: int) -> pa.Table:
+    """Prompts as a table; an assistant's closing turn is left out. Raises `BadInput` as `tokenize_examples` does."""
+    columns: dict[str, list[Any]] = {name: [] for name in PROMPTS.names}
+    problems: list[str] = []
+    for row in rows:
+        messages = row.messages[:-1] if row.messages[-1].role == "assistant" else row.messages
+        ids = render_prompt(tokenizer, messages)
+        if problem := _problem(ids, tokenizer, max_prompt_length):
+            problems.append(f"{row.place}: {problem}")
+        turns = json.dumps([asdict(message) for message in messages])
+        values = (ids, len(ids), row.source_row, turns, json.dumps(row.metadata, default=str))
+        for name, value in zip(PROMPTS.names, values, strict=True):
+            columns[name].append(value)
+    _refuse(problems)
+    return pa.table(columns, schema=PROMPTS)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, compression="zstd")
+
+
+def read_examples(path: Path) -> list[Example]:
+    table = pq.read_table(path, columns=["input_ids", "loss_mask"])
+    return [
+        Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32))
+        for ids, mask in zip(table["input_ids"].to_pylist(), table["loss_mask"].to_pylist(), strict=True)
+    ]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    return [
+        Prompt(
+            tuple(Message(**turn) for turn in json.loads(row["messages"])),
+            tuple(row["input_ids"]),
+            json.loads(row["metadata"]),
+            row["source_row"],
+        )
+        for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def _problem(ids: list[int], tokenizer: Any, max_length: int) -> str:
+    if len(ids) > max_length:
+        return f"{len(ids)} tokens, longer than the {max_length} that the context allows: shorten or drop it"
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        return "has characters that the tokenizer does not know"
+    return ""
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        further = [f"and {len(problems) - MAX_PROBLEMS} more rows"] if len(problems) > MAX_PROBLEMS else []
+        raise BadInput(problems[:MAX_PROBLEMS] + further, "data")

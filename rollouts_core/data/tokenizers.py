@@ -1,0 +1,87 @@
+"""Tokenizers: pretrained by name, or made from the training data for models from scratch.
+
+A tokenizer made here marks turns with `<|role|>`, ends the assistant's with `<|end|>`, and carries that as its chat
+template, so that the rest of the library knows only "the tokenizer's own template".
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from rollouts_core.errors import BadInput
+from rollouts_core.stages.specs import TokenizerSpec
+from rollouts_core.types import Message
+
+PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
+SPECIAL = [PAD, END, UNKNOWN, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def load_tokenizer(directory_or_name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """A tokenizer by directory or hub name. Raises `BadInput` when it cannot be had or has no chat template."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory_or_name, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise BadInput(f"model {directory_or_name}: its tokenizer can't be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise BadInput(f"model {directory_or_name}: its tokenizer has no chat template; use an instruct model")
+    if not tokenizer.is_fast:
+        raise BadInput(f"model {directory_or_name}: its tokenizer gives no offsets; a fast tokenizer is needed")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def train_tokenizer(spec: TokenizerSpec, conversations: Iterable[tuple[Message, ...]], max_length: int) -> Any:
+    """A character or byte-level BPE tokenizer of the given texts."""
+    texts = [message.content for messages in conversations for message in messages]
+    if spec.kind == "character":
+        core = _character(texts)
+    else:
+        core = _byte_bpe(texts, spec.vocab_size or 0)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+    tokenizer.save_pretrained(str(directory))
+
+
+def _character(texts: list[str]) -> Tokenizer:
+    characters = sorted(set("".join(texts)))
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *characters])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens(SPECIAL)
+    return core
+
+
+def _byte_bpe(texts: list[str], vocab_size: int) -> Tokenizer:
+    core = Tokenizer(models.BPE(unk_token=None))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return core

@@ -1,0 +1,46 @@
+"""Named errors.
+
+Two families matter to whoever catches them. A `BadInput` is a person's to mend: retrying is pointless, so
+nothing retries it. Anything else may be a passing fault of a machine; `infra.jobs` says which of those a retry mends.
+"""
+
+from collections.abc import Sequence
+
+
+class RolloutsError(Exception):
+    """Every error this project raises on purpose."""
+
+
+class BadInput(RolloutsError):
+    """Config, data, model name, reward function or disk is not usable as given.
+
+    `problems` holds one line each: where it is, what is wrong, what to do.
+    """
+
+    def __init__(self, problems: str | Sequence[str], where: str = "") -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.where = where
+        super().__init__(describe(self.problems, where))
+
+
+class RewardFailed(BadInput):
+    """A reward function raised, or returned something that is not a finite number."""
+
+
+class ContextOverflow(BadInput):
+    """Prompt and requested answer do not fit the model's context."""
+
+
+class WeightMismatch(RolloutsError):
+    """New weights do not have the names and shapes of the weights they would replace."""
+
+
+class StoreError(RolloutsError):
+    """The store cannot be read or written."""
+
+
+def describe(problems: Sequence[str], where: str) -> str:
+    heading = f"{where}: " if where else ""
+    if len(problems) == 1:
+        return heading + problems[0]
+    return f"{heading}{len(problems)} problems" + "".join(f"\n  - {problem}" for problem in problems)

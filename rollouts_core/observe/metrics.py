@@ -1,0 +1,41 @@
+"""Metrics: one JSON object a line, under the names users know from TRL and verl."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+Record = Mapping[str, Any]
+
+
+class MetricsLogger(Protocol):
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of one step, counted from 1."""
+
+
+class JSONLLogger:
+    """Appends to a file; each line is flushed, so that whoever follows the file sees it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = path.open("a")
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file, none when it is absent."""
+    if not path.is_file():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines if line]
+
+
+def keep_steps(path: Path, last_step: int) -> None:
+    """Drop what was logged after a step, and a half-written last line: training goes on from that step."""
+    kept = [record for record in read_jsonl(path) if record["step"] <= last_step]
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    unfinished.replace(path)

@@ -1,0 +1,93 @@
+"""The run report: one self-contained HTML file of accuracy, curves, stages, samples and config."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+
+from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.observe.plots import interval_plot, line_plot, stacked_plot
+from rollouts_core.observe.runs import RunRecord
+
+POINTS = {"base": "before SFT", "sft": "after SFT", "rl": "after RL"}
+SAMPLES = 16
+
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One held-out prompt with the answer at each point, and whether it was right."""
+
+    prompt: str
+    answer: str
+    responses: Sequence[tuple[str, bool]]
+
+
+def write_report(record: RunRecord, results: Path, config: Mapping[str, Any]) -> Path:
+    """Write `report.html` into a run's results (see `tasks.sync` for what lies there)."""
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    points = [accuracy.point for accuracy in record.accuracies]
+    page = environment.get_template("report.html.j2").render(
+        record=record,
+        points=[POINTS[point] for point in points],
+        plots=_plots(record, read_jsonl(results / "sft_metrics.jsonl"), read_jsonl(results / "rl_metrics.jsonl")),
+        samples=_samples([read_jsonl(results / "evaluation" / f"{point}.jsonl") for point in points]),
+        config=json.dumps(config, indent=2),
+        names=POINTS,
+    )
+    path = results / "report.html"
+    path.write_text(page)
+    return path
+
+
+def _plots(record: RunRecord, sft: Records, rl: Records) -> list[str]:
+    plots = []
+    if record.accuracies:
+        shares = {POINTS[a.point]: (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in record.accuracies}
+        plots.append(interval_plot("Held-out accuracy, 95 % interval", shares))
+    if sft:
+        plots.append(line_plot("SFT: loss per token", "step", {"loss": _curve(sft, "loss")}))
+    if rl:
+        mismatch = {name: _curve(rl, f"sampling/sampling_logp_difference/{name}") for name in ("mean", "max")}
+        lengths = {name: _curve(rl, f"completions/{name}_length") for name in ("mean", "max")}
+        plots += [
+            line_plot(
+                "RL: reward", "step", {"reward": _curve(rl, "reward"), "within-group std": _curve(rl, "reward_std")}
+            ),
+            line_plot("RL: entropy", "step", {"entropy": _curve(rl, "entropy")}),
+            line_plot("RL: completion length", "step", lengths),
+            line_plot("RL: trainer - engine log-probability", "step", mismatch, log_y=True),
+            _timing("RL: seconds per step", rl),
+        ]
+    return plots
+
+
+def _curve(records: Records, name: str) -> tuple[list[float], list[float]]:
+    """Steps and values; zeros are left out where a logarithm would meet them."""
+    kept = [record for record in records if name in record]
+    return [record["step"] for record in kept], [record[name] for record in kept]
+
+
+def _timing(title: str, records: Records) -> str:
+    phases = [name for name in records[-1] if name.startswith("timing_s/") and name != "timing_s/step"]
+    layers = {name.removeprefix("timing_s/"): [record.get(name, 0.0) for record in records] for name in phases}
+    return stacked_plot(title, "step", [record["step"] for record in records], layers)
+
+
+def _samples(by_point: Sequence[Records]) -> list[SampleRow]:
+    """Prompts whose answer changed between right and wrong first, then the rest."""
+    rows = [
+        SampleRow(
+            records[0]["prompt"],
+            str(records[0].get("answer") or ""),
+            [(record["response"], (record["reward"] or 0) >= 1) for record in records],
+        )
+        for records in zip(*by_point, strict=True)
+    ]
+    changed = [row for row in rows if len({right for _, right in row.responses[1:]}) > 1]
+    steady = [row for row in rows if row not in changed]
+    return [*changed[: SAMPLES * 3 // 4], *steady][:SAMPLES]

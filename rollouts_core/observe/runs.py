@@ -1,0 +1,138 @@
+"""The record of a run: one directory below the store's `runs/`, with `run.json`, `config.json` and `events.jsonl`.
+
+`run.json` is replaced whole at every change, so that a reader, at whatever moment, sees a run as it last was. A retry
+of the same flow run goes on in the same record.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from rollouts_core.config import PipelineConfig
+from rollouts_core.config_files import save_config
+from rollouts_core.errors import BadInput
+from rollouts_core.observe.metrics import JSONLLogger
+
+StageState = Literal["Pending", "Running", "Completed", "Cached", "Failed", "Cancelled"]
+RunState = Literal["Running", "Completed", "Failed", "Cancelled"]
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    name: str
+    key: str | None
+    """None for stages that make no artifact."""
+    state: StageState = "Pending"
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class AccuracyRecord:
+    """Held-out accuracy at one point of the chain, as shares, with its 95 % interval."""
+
+    point: str
+    accuracy: float
+    low: float
+    high: float
+    total: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    run_id: str
+    name: str
+    state: RunState
+    started_at: str
+    seconds: float
+    flow_run_id: str | None
+    stages: tuple[StageRecord, ...]
+    accuracies: tuple[AccuracyRecord, ...] = ()
+    report: str | None = None
+    error: str | None = None
+
+
+_adapter = TypeAdapter(RunRecord)
+
+
+class RunLog:
+    """Writes one run's record. The only holder of its state; everybody else reads the file."""
+
+    def __init__(self, directory: Path, record: RunRecord) -> None:
+        self.directory = directory
+        self.record = record
+        self._began = time.monotonic() - record.seconds
+        self._events = JSONLLogger(directory / "events.jsonl")
+        self._write()
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    def stage(self, name: str, key: str | None, state: StageState, seconds: float = 0.0) -> None:
+        """Note a stage's new state; stages stand in the order they were planned or first seen."""
+        noted = StageRecord(name, key, state, round(seconds, 3))
+        stages = self.record.stages
+        if any(stage.name == name for stage in stages):
+            stages = tuple(noted if stage.name == name else stage for stage in stages)
+        else:
+            stages = (*stages, noted)
+        self._change({"stage": name, "state": state}, stages=stages)
+
+    def result(self, accuracies: Sequence[AccuracyRecord], report: Path) -> None:
+        self._change({"report": str(report)}, accuracies=tuple(accuracies), report=str(report))
+
+    def end(self, state: RunState, error: str | None = None) -> None:
+        self._change({"run": state}, state=state, error=error)
+
+    def _change(self, event: dict[str, Any], **changes: Any) -> None:
+        self.record = replace(self.record, seconds=round(time.monotonic() - self._began, 3), **changes)
+        self._events.log({"at": _now(), **event}, len(self.record.stages))
+        self._write()
+
+    def _write(self) -> None:
+        unfinished = self.directory / f"run.json.{os.getpid()}"
+        unfinished.write_bytes(_adapter.dump_json(self.record, indent=1))
+        unfinished.replace(self.directory / "run.json")
+
+
+def open_run(
+    store_root: Path, config: PipelineConfig, planned: Sequence[tuple[str, str | None]], flow_run_id: str | None
+) -> RunLog:
+    """A new record with the planned stages (name and key), or the record that this flow run began before."""
+    for record in list_runs(store_root):
+        if flow_run_id is not None and record.flow_run_id == flow_run_id:
+            return RunLog(store_root / "runs" / record.run_id, replace(record, state="Running", error=None))
+    run_id = f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    directory = store_root / "runs" / run_id
+    directory.mkdir(parents=True)
+    save_config(config, directory / "config.json")
+    stages = tuple(StageRecord(name, key) for name, key in planned)
+    return RunLog(directory, RunRecord(run_id, config.name, "Running", _now(), 0.0, flow_run_id, stages))
+
+
+def list_runs(store_root: Path) -> list[RunRecord]:
+    """All runs, the latest first."""
+    records = [_adapter.validate_json(path.read_bytes()) for path in (store_root / "runs").glob("*/run.json")]
+    return sorted(records, key=lambda record: record.started_at, reverse=True)
+
+
+def find_run(store_root: Path, run_id: str) -> RunRecord:
+    """The run of that id, or the only one whose id begins so. Raises `BadInput` when there is none or several."""
+    found = [record for record in list_runs(store_root) if record.run_id.startswith(run_id)]
+    exact = [record for record in found if record.run_id == run_id]
+    if exact or len(found) == 1:
+        return (exact or found)[0]
+    if found:
+        raise BadInput(f"{run_id} begins the id of {len(found)} runs: {', '.join(r.run_id for r in found[:5])}")
+    raise BadInput(f"no run {run_id} in the store {store_root}; `rollouts runs` lists them")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

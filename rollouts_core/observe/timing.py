@@ -1,0 +1,27 @@
+"""Where a step's time goes: named phases, and what none of them accounts for."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PhaseTimer:
+    """Times the phases of one step, in seconds. Phases do not nest."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - began
+
+    def metrics(self) -> dict[str, float]:
+        """`timing_s/<phase>`, `timing_s/step` for the whole, and `timing_s/unaccounted` for the rest."""
+        whole = time.perf_counter() - self._began
+        named = {f"timing_s/{name}": seconds for name, seconds in self._phases.items()}
+        return {**named, "timing_s/step": whole, "timing_s/unaccounted": whole - sum(self._phases.values())}

@@ -1,0 +1,57 @@
+"""Held-out accuracy of one policy: the artifact is `accuracy.json` and `samples.jsonl`."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rollouts_core.data.tokenized import read_prompts
+from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.errors import BadInput
+from rollouts_core.evaluation.accuracy import evaluate
+from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.rewards.functions import load_reward
+from rollouts_core.stages.specs import EvaluateSpec
+from rollouts_core.stages.work import Work
+from rollouts_core.training.models import initial_policy, load_hf_model
+
+RUNNING_REQUESTS = 256
+
+
+def run(work: Work) -> dict[str, float]:
+    spec = work.stage.spec
+    assert isinstance(spec, EvaluateSpec), "the planner pairs this stage with its spec"
+    tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
+    prompts = read_prompts(work.inputs["data"] / "heldout.parquet")[: spec.evaluation.limit]
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if longest + spec.evaluation.max_new_tokens > spec.max_length:
+        raise BadInput(
+            f"the longest held-out prompt has {longest} tokens; with evaluation.max_new_tokens "
+            f"{spec.evaluation.max_new_tokens} it does not fit data.max_length {spec.max_length}"
+        )
+    engine = TorchEngine(_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS)
+    location = work.stage.external["score"].location
+    accuracy, samples = evaluate(
+        engine, tokenizer, prompts, load_reward(location), location, spec.evaluation.max_new_tokens
+    )
+    work.log.progress(1, 1)
+    (work.out / "accuracy.json").write_text(json.dumps({**asdict(accuracy), "accuracy": accuracy.value}))
+    with (work.out / "samples.jsonl").open("w") as file:
+        for sample in samples:
+            record = {
+                "source_row": sample.prompt.source_row,
+                "prompt": sample.prompt.messages[-1].content,
+                "response": sample.response,
+                "answer": sample.prompt.metadata.get("answer"),
+                "reward": sample.reward,
+            }
+            file.write(json.dumps(record) + "\n")
+    print(f"accuracy {accuracy.value:.1%} (95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})")
+    return {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "total": float(accuracy.total)}
+
+
+def _policy(work: Work, spec: EvaluateSpec, tokenizer: Any) -> Any:
+    if "policy" in work.inputs:
+        return load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)
+    assert spec.model is not None, "the planner names the model where no artifact holds the policy"
+    external = work.stage.external.get("model")
+    return initial_policy(spec.model, external, tokenizer, spec.max_length, spec.seed, work.device)

@@ -1,0 +1,100 @@
+"""The process that makes stages: `python -m rollouts_core.stages.job JOB_DIRECTORY`.
+
+`spec.json` there names the stages, in order, the store and the device. Artifacts already in the store are passed
+over. Stages share the process, so an RL run stays warm from segment to segment. The exit status says what a retry
+could mend; `failure.json` says the same to people.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from rollouts_core.errors import BadInput
+from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.stages.stage import Stage, stage_from_data
+from rollouts_core.stages.work import make_stage
+from rollouts_core.store.local import LocalStore
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 65
+EXIT_DISK_FULL = 74
+PR_SET_PDEATHSIG = 1
+
+
+def main(directory: Path) -> int:
+    """Make the job's stages. Returns the exit status."""
+    _end_with_parent()
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    spec = json.loads((directory / "spec.json").read_text())
+    stages = [stage_from_data(data) for data in spec["stages"]]
+    store = LocalStore(Path(spec["store"]))
+    followed = JSONLLogger(directory / "metrics.jsonl")
+    session: dict[str, object] = {}
+    for stage in stages:
+        if store.has(stage.artifact):
+            continue
+        print(f"making {stage.artifact.directory}", flush=True)
+        if status := _attempt(stage, store, followed, spec["device"], session, directory):
+            return status
+    return 0
+
+
+def _attempt(
+    stage: Stage, store: LocalStore, followed: JSONLLogger, device: str, session: dict[str, object], directory: Path
+) -> int:
+    try:
+        make_stage(stage, store, followed, _prepare_torch(device) if stage.kind != "tokenize" else "cpu", session)
+        return 0
+    except BadInput as error:
+        return _fail(directory, stage, EXIT_BAD_INPUT, str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            return _fail(directory, stage, EXIT_FAILED, f"{type(error).__name__}: {error}")
+        message = f"no space left on the disk of {error.filename or store.root}: free some, then run again"
+        return _fail(directory, stage, EXIT_DISK_FULL, message)
+    except Exception as error:
+        if "No space left on device" in str(error):
+            message = f"no space left on the disk of {store.root}: free some, then run again"
+            return _fail(directory, stage, EXIT_DISK_FULL, message)
+        traceback.print_exc()
+        return _fail(directory, stage, EXIT_FAILED, f"{type(error).__name__}: {error}")
+
+
+def _fail(directory: Path, stage: Stage, status: int, message: str) -> int:
+    try:
+        print(f"[{stage.name}] failed: {message}", file=sys.stderr, flush=True)
+        (directory / "failure.json").write_text(json.dumps({"stage": stage.name, "message": message}))
+    except OSError:
+        pass
+    return status
+
+
+def _prepare_torch(device: str) -> str:
+    """Deterministic algorithms, and the device that 'auto' means here."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise BadInput("machine.device is cuda, and torch sees no GPU here: choose cpu or auto")
+    torch.use_deterministic_algorithms(True, warn_only=chosen == "cuda")
+    return chosen
+
+
+def _end_with_parent() -> None:
+    """Die with the runner that watches over this process, however it dies (Linux)."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,149 @@
+"""From a config to its stages: the one function that both `rollouts plan` and the flow use.
+
+Decision: keys hash what goes into a stage, never what came out, so every key is known before anything runs. Making a
+plan reads and hashes the data files and imports no torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from rollouts_core.config import HubDataset, Jsonl, PipelineConfig, PretrainedModel, ScratchModel
+from rollouts_core.errors import BadInput
+from rollouts_core.rewards.functions import identify_reward
+from rollouts_core.stages.specs import EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
+from rollouts_core.stages.stage import VERSIONS, Stage
+from rollouts_core.store.identity import External, identify_model, identify_source
+
+Externals = dict[str, External]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of one config, in order. Every stage's inputs come before it."""
+
+    tokenize: Stage
+    sft: Stage | None
+    rl: tuple[Stage, ...]
+    evaluate: tuple[Stage, ...]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (self.tokenize, *([self.sft] if self.sft else []), *self.rl, *self.evaluate)
+
+    @property
+    def policy(self) -> Stage:
+        """The stage whose artifact holds the final policy."""
+        last = self.rl[-1] if self.rl else self.sft
+        assert last is not None, "PipelineConfig refuses a chain without sft and rl"
+        return last
+
+
+def plan(config: PipelineConfig) -> Plan:
+    """Raises `BadInput` listing every data file, model, data set and reward that cannot be found."""
+    external = _identify(config)
+    tokenize = _tokenize(config, external)
+    sft = _sft(config, external, tokenize)
+    rl = _rl(config, external, tokenize, sft)
+    return Plan(tokenize, sft, rl, _evaluations(config, external, tokenize, sft, rl))
+
+
+def _tokenize(config: PipelineConfig, external: Externals) -> Stage:
+    spec = TokenizeSpec(tokenizer=_tokenizer(config.model), sources=_sources(config), max_length=config.data.max_length)
+    return Stage("tokenize", "tokenize", VERSIONS["tokenize"], spec, {}, _pick(external, *spec.sources, "model"))
+
+
+def _sft(config: PipelineConfig, external: Externals, tokenize: Stage) -> Stage | None:
+    if config.sft is None:
+        return None
+    spec = SFTSpec(model=config.model, training=config.sft, seed=config.seed, max_length=config.data.max_length)
+    return Stage("sft", "sft", VERSIONS["sft"], spec, {"data": tokenize.artifact}, _pick(external, "model"))
+
+
+def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage | None) -> tuple[Stage, ...]:
+    if config.rl is None:
+        return ()
+    reference = {"reference": sft.artifact} if sft and config.rl.kl_coef else {}
+    segments: list[Stage] = []
+    for start in range(0, config.rl.steps, config.rl.steps_per_segment):
+        previous = segments[-1] if segments else sft
+        first_model = config.model if sft is None and (previous is None or config.rl.kl_coef) else None
+        spec = RLSpec(
+            model=first_model,
+            training=config.rl,
+            engine=config.engine,
+            seed=config.seed,
+            start=start,
+            stop=min(start + config.rl.steps_per_segment, config.rl.steps),
+            dtype=config.model.dtype,
+            max_length=config.data.max_length,
+        )
+        inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
+        outside = _pick(external, "reward", *(["model"] if first_model else []))
+        segments.append(Stage(f"rl-{len(segments) + 1}", "rl", VERSIONS["rl"], spec, inputs, outside))
+    return tuple(segments)
+
+
+def _evaluations(
+    config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage | None, rl: tuple[Stage, ...]
+) -> tuple[Stage, ...]:
+    if config.data.heldout is None:
+        return ()
+    stages = []
+    points: list[tuple[Literal["base", "sft", "rl"], Stage | None]] = [("base", None)]
+    points += [("sft", sft)] if sft else []
+    points += [("rl", rl[-1])] if rl else []
+    for point, policy in points:
+        spec = EvaluateSpec(
+            model=None if policy else config.model,
+            evaluation=config.evaluation,
+            dtype=config.model.dtype,
+            seed=0 if policy else config.seed,
+            max_length=config.data.max_length,
+        )
+        inputs = {"data": tokenize.artifact} | ({"policy": policy.artifact} if policy else {})
+        outside = _pick(external, "score", *([] if policy else ["model"]))
+        stages.append(Stage(f"evaluate-{point}", "evaluate", VERSIONS["evaluate"], spec, inputs, outside))
+    return tuple(stages)
+
+
+def _identify(config: PipelineConfig) -> Externals:
+    """Everything from outside, by role; all problems are collected before one is raised."""
+    looks: dict[str, tuple[str, Callable[[], External]]] = {
+        role: (f"data.{role}", partial(identify_source, source)) for role, source in _sources(config).items()
+    }
+    if isinstance(config.model, PretrainedModel):
+        looks["model"] = ("model.name", partial(identify_model, config.model))
+    if config.rl is not None:
+        looks["reward"] = ("rl.reward", partial(identify_reward, config.rl.reward))
+    looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))
+    found: Externals = {}
+    problems: list[str] = []
+    for role, (where, look) in looks.items():
+        try:
+            found[role] = look()
+        except BadInput as error:
+            problems += [f"{where}: {problem}" for problem in error.problems]
+    if problems:
+        raise BadInput(problems, f"config {config.name}")
+    return found
+
+
+def _sources(config: PipelineConfig) -> dict[str, Jsonl | HubDataset]:
+    roles = {
+        "demonstrations": config.data.demonstrations if config.sft else None,
+        "prompts": config.data.prompts if config.rl else None,
+        "heldout": config.data.heldout,
+    }
+    return {role: source for role, source in roles.items() if source is not None}
+
+
+def _tokenizer(model: ScratchModel | PretrainedModel) -> TokenizerSpec:
+    if isinstance(model, PretrainedModel):
+        return TokenizerSpec(kind="pretrained", trust_remote_code=model.trust_remote_code)
+    return TokenizerSpec(kind=model.tokenizer, vocab_size=model.vocab_size if model.tokenizer == "byte_bpe" else None)
+
+
+def _pick(external: Externals, *roles: str) -> Externals:
+    return {role: external[role] for role in roles if role in external}

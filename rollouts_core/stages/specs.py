@@ -1,0 +1,64 @@
+"""What each stage's output depends on, apart from its inputs. Imports no torch: plans are made of these."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rollouts_core.config import Dtype, EngineConfig, EvaluationConfig, HubDataset, Jsonl, Model, RLConfig, SFTConfig
+from rollouts_core.parts import part
+
+
+@part
+class TokenizerSpec:
+    """Made from the training data, or pretrained: then it is the external input `model`."""
+
+    kind: Literal["character", "byte_bpe", "pretrained"]
+    vocab_size: int | None = None
+    """Of byte_bpe only."""
+    trust_remote_code: bool = False
+
+
+@part
+class TokenizeSpec:
+    """The tokenizer and the sources; each source's content is an external input of the stage."""
+
+    tokenizer: TokenizerSpec
+    sources: dict[str, Jsonl | HubDataset]
+    """By role: demonstrations, prompts, heldout."""
+    max_length: int
+
+
+@part
+class SFTSpec:
+    model: Model
+    training: SFTConfig
+    seed: int
+    max_length: int
+
+
+@part
+class RLSpec:
+    """One segment: steps `start` (exclusive) to `stop` of the RL run."""
+
+    model: Model | None = Field(description="The model RL begins with, where no artifact holds the policy.")
+    training: RLConfig
+    engine: EngineConfig
+    seed: int
+    start: int
+    stop: int
+    dtype: Dtype
+    max_length: int
+
+
+@part
+class EvaluateSpec:
+    """Greedy accuracy of a policy: an input artifact's, or with none the model before training."""
+
+    model: Model | None = Field(description="The model before training, where no artifact holds the policy.")
+    evaluation: EvaluationConfig
+    dtype: Dtype
+    seed: int
+    max_length: int
+
+
+Spec = TokenizeSpec | SFTSpec | RLSpec | EvaluateSpec

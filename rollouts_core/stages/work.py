@@ -1,0 +1,133 @@
+"""What a stage's `run` is given, and the making of an artifact around it."""
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rollouts_core.observe.metrics import JSONLLogger, keep_steps
+from rollouts_core.stages.stage import Stage, canonical_spec
+from rollouts_core.store.fingerprint import code_fingerprint
+from rollouts_core.store.local import LocalStore
+from rollouts_core.store.manifest import Provenance
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "datasets")
+WAIT_FOR_MAKER = 24 * 3600.0
+
+
+class StageLog:
+    """A stage's metrics, written twice: into its partial work, to be part of the artifact, and for who follows the job.
+
+    Fits `MetricsLogger`.
+    """
+
+    def __init__(self, stage: str, kept: Path, followed: JSONLLogger) -> None:
+        self._stage, self._kept, self._followed = stage, kept, followed
+        self._first, self._last = 0, 0
+
+    def covers(self, first: int, last: int, resume_at: int) -> None:
+        """Declare the stage's steps, (first, last], for progress; drop what was logged after `resume_at`."""
+        self._first, self._last = first, last
+        keep_steps(self._kept, resume_at)
+        self._logger = JSONLLogger(self._kept)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._logger.log(metrics, step)
+        self.progress(step - self._first, self._last - self._first, metrics)
+
+    def progress(self, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Tell who follows how far the stage is."""
+        place: dict[str, Any] = {"stage": self._stage, "done": done, "total": total}
+        self._followed.log({**place, **(metrics or {})}, done)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stage, about to be made."""
+
+    stage: Stage
+    inputs: Mapping[str, Path]
+    """Role to the input artifact's files."""
+    out: Path
+    """To be filled; becomes the artifact."""
+    scratch: Path
+    """Partial work: survives a kill, private to this stage, deleted once the artifact is there."""
+    log: StageLog
+    device: str
+    session: dict[str, object]
+    """What earlier stages of this process left warm, by artifact key."""
+
+
+def make_stage(stage: Stage, store: LocalStore, followed: JSONLLogger, device: str, session: dict[str, object]) -> None:
+    """Make the stage's artifact unless it is there. Raises what the stage raises; then nothing is published."""
+    with store.making(stage.artifact, WAIT_FOR_MAKER) as out:
+        if out is None:
+            return
+        scratch = store.work(stage.artifact)
+        work = Work(
+            stage=stage,
+            inputs={role: store.open(artifact) for role, artifact in stage.inputs.items()},
+            out=out,
+            scratch=scratch,
+            log=StageLog(stage.name, scratch / "metrics.jsonl", followed),
+            device=device,
+            session=session,
+        )
+        started, began = datetime.now(UTC), time.perf_counter()
+        summary: dict[str, float] = import_module(stage.module).run(work)
+        seconds = time.perf_counter() - began
+        store.publish(stage.artifact, _provenance(stage, started, seconds, summary, device))
+
+
+def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[str, float], device: str) -> Provenance:
+    return Provenance(
+        version=stage.version,
+        spec=canonical_spec(stage),
+        inputs={role: artifact.key for role, artifact in stage.inputs.items()},
+        external={role: external.identity for role, external in stage.external.items()},
+        code=code_fingerprint(stage.module),
+        git_commit=_git_commit(),
+        libraries=_libraries(),
+        host={
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "device": device,
+            "cpus": str(os.cpu_count()),
+        },
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=round(seconds, 3),
+        summary=summary,
+    )
+
+
+@cache
+def _git_commit() -> str | None:
+    """The commit of this code, with + for uncommitted changes; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip()
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

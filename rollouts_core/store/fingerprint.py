@@ -1,0 +1,55 @@
+"""A fingerprint of the code behind a stage: the modules of this library that its module imports, directly or not.
+
+Comments, docstrings and formatting do not count: each file is hashed as its syntax tree.
+"""
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "rollouts_core"
+ROOT = Path(__file__).parent.parent
+
+
+def code_fingerprint(module: str) -> dict[str, str]:
+    """Relative source path to digest, for the module and all library modules it reaches by import."""
+    found: dict[str, str] = {}
+    pending = [module]
+    while pending:
+        path = _source(pending.pop())
+        if path is None or (name := path.relative_to(ROOT.parent).as_posix()) in found:
+            continue
+        found[name], imports = _read(path)
+        pending += imports
+    return dict(sorted(found.items()))
+
+
+@cache
+def _read(path: Path) -> tuple[str, tuple[str, ...]]:
+    tree = ast.parse(path.read_text())
+    imports: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return digest, tuple(name for name in imports if name.split(".")[0] == PACKAGE)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _source(module: str) -> Path | None:
+    base = ROOT.parent.joinpath(*module.split("."))
+    if base.is_dir():
+        return base / "__init__.py"
+    return base.with_suffix(".py") if base.with_suffix(".py").is_file() else None

@@ -1,0 +1,129 @@
+"""Losses as pure functions of logits and batch.
+
+Legend: B examples, T tokens, V vocabulary. A `logprobs_BT[b, t]` is that of token t given those before it; column 0
+is 0. Metrics ending in `_sum` are summed over passes and divided by the step's token count afterwards; `_max` and
+`_min` are combined by maximum and minimum.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from rollouts_core.training.backend import LossFunction, Metrics, TrainBatch
+
+
+def token_logprobs(logits_BTV: torch.Tensor, tokens_BT: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """log softmax(logits / temperature) at each next token, in float32, of shape BT with column 0 zero."""
+    scaled_BTV = logits_BTV[:, :-1].float() / temperature
+    logprobs = -F.cross_entropy(scaled_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="none")
+    return F.pad(logprobs.view(len(tokens_BT), -1), (1, 0))
+
+
+def create_cross_entropy_loss() -> LossFunction:
+    """Token cross-entropy over the loss mask, a mean over all masked tokens of the optimizer step."""
+
+    def cross_entropy(logits_BTV: torch.Tensor, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+        losses_BT = -token_logprobs(logits_BTV, batch.tokens_BT) * batch.loss_mask_BT
+        loss = losses_BT.sum() / batch.normalizer
+        return loss, {"loss_sum": loss.item() * batch.normalizer, "tokens_sum": batch.loss_mask_BT.sum().item()}
+
+    return cross_entropy
+
+
+def grpo_loss(
+    logprobs_BT: torch.Tensor,
+    rollout_logprobs_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    loss_mask_BT: torch.Tensor,
+    *,
+    normalizer: float,
+    aggregation: Literal["token", "sequence"] = "token",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    reference_logprobs_BT: torch.Tensor | None = None,
+    kl_coef: float = 0.0,
+) -> torch.Tensor:
+    """The clipped surrogate of PPO (arXiv 1707.06347, eq. 7) with GRPO's KL term (arXiv 2402.03300, eq. 3 and 4).
+
+    Per token, l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef k3, with rho = exp(logp -
+    rollout logp): the engine's log-probabilities are the old policy's. k3 = exp(d) - 1 - d, d = reference - logp.
+
+    aggregation "token" is DAPO's (arXiv 2503.14476): the sum over masked tokens / normalizer, the step's masked
+    tokens. "sequence" is GRPO's: each answer's mean over its tokens, summed / normalizer, the step's answers.
+    Answers with no masked token add nothing.
+    """
+    ratio_BT = torch.exp(logprobs_BT - rollout_logprobs_BT)
+    clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
+    losses_BT = -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+    if reference_logprobs_BT is not None and kl_coef:
+        losses_BT = losses_BT + kl_coef * kl_k3(logprobs_BT, reference_logprobs_BT)
+    losses_BT = losses_BT * loss_mask_BT
+    if aggregation == "sequence":
+        losses_BT = losses_BT / loss_mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    return losses_BT.sum() / normalizer
+
+
+def kl_k3(logprobs_BT: torch.Tensor, reference_logprobs_BT: torch.Tensor) -> torch.Tensor:
+    """Schulman's k3 estimate of KL(policy || reference) per token, from samples of the policy: never negative."""
+    difference_BT = reference_logprobs_BT - logprobs_BT
+    return torch.exp(difference_BT) - 1 - difference_BT
+
+
+def create_grpo_loss(
+    *,
+    aggregation: Literal["token", "sequence"],
+    clip_low: float,
+    clip_high: float,
+    kl_coef: float,
+    temperature: float,
+) -> LossFunction:
+    """`grpo_loss` on logits, with the metrics of the step."""
+
+    def loss_of(logits_BTV: torch.Tensor, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+        assert batch.advantages_BT is not None and batch.rollout_logprobs_BT is not None, "an RL batch has both"
+        logprobs_BT = token_logprobs(logits_BTV, batch.tokens_BT, temperature)
+        loss = grpo_loss(
+            logprobs_BT,
+            batch.rollout_logprobs_BT,
+            batch.advantages_BT,
+            batch.loss_mask_BT,
+            normalizer=batch.normalizer,
+            aggregation=aggregation,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            reference_logprobs_BT=batch.reference_logprobs_BT,
+            kl_coef=kl_coef,
+        )
+        metrics = _grpo_metrics(logprobs_BT.detach(), batch, clip_low, clip_high)
+        metrics["entropy_sum"] = _entropy_sum(logits_BTV.detach(), batch, temperature)
+        return loss, {"policy_loss_total": loss.item(), **metrics}
+
+    return loss_of
+
+
+def _grpo_metrics(logprobs_BT: torch.Tensor, batch: TrainBatch, clip_low: float, clip_high: float) -> Metrics:
+    assert batch.advantages_BT is not None and batch.rollout_logprobs_BT is not None
+    mask = batch.loss_mask_BT.bool()
+    difference = (logprobs_BT - batch.rollout_logprobs_BT)[mask]
+    ratio, advantages = difference.exp(), batch.advantages_BT[mask]
+    low = (ratio < 1 - clip_low) & (advantages < 0)
+    high = (ratio > 1 + clip_high) & (advantages > 0)
+    metrics = {
+        "tokens_sum": float(mask.sum()),
+        "logp_difference_sum": difference.abs().sum().item(),
+        "logp_difference_max": difference.abs().max().item() if len(difference) else 0.0,
+        "ratio_sum": ratio.sum().item(),
+        "clip_low_sum": low.sum().item(),
+        "clip_high_sum": high.sum().item(),
+    }
+    if batch.reference_logprobs_BT is not None:
+        metrics["kl_sum"] = kl_k3(logprobs_BT, batch.reference_logprobs_BT)[mask].sum().item()
+    return metrics
+
+
+def _entropy_sum(logits_BTV: torch.Tensor, batch: TrainBatch, temperature: float) -> float:
+    """Summed entropy of the distributions that the masked tokens were drawn from."""
+    chosen_NV = logits_BTV[:, :-1][batch.loss_mask_BT[:, 1:].bool()].float() / temperature
+    logprobs_NV = torch.log_softmax(chosen_NV, dim=-1)
+    return -(logprobs_NV.exp() * logprobs_NV).sum().item()

@@ -1,0 +1,86 @@
+"""Policies as transformers models: from scratch, pretrained, or from an artifact."""
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rollouts_core.config import Dtype, PretrainedModel, ScratchModel
+from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.errors import BadInput
+from rollouts_core.store.identity import External
+
+DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_hf_model(directory_or_name: str, dtype: Dtype, device: str, **options: Any) -> Any:
+    """A causal language model by directory or hub name. Raises `BadInput` when it cannot be loaded."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory_or_name, dtype=DTYPES[dtype], **options)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"model {directory_or_name} can't be loaded: {error}") from error
+    return model.to(device)
+
+
+def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int, device: str) -> Any:
+    """A randomly initialised model; the same seed gives the same weights."""
+    config = AutoConfig.for_model(
+        model.architecture,
+        vocab_size=len(tokenizer),
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.hidden_size // model.heads,
+        intermediate_size=model.intermediate_size,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_init_seed(seed))
+        return AutoModelForCausalLM.from_config(config, dtype=DTYPES[model.dtype]).to(device)
+
+
+def initial_policy(
+    model: ScratchModel | PretrainedModel,
+    external: External | None,
+    tokenizer: Any,
+    max_length: int,
+    seed: int,
+    device: str,
+) -> Any:
+    """The model before any training; `external` says where a pretrained one lies."""
+    if isinstance(model, ScratchModel):
+        return create_model(model, tokenizer, max_length, seed, device)
+    assert external is not None, "the planner identifies a pretrained model"
+    commit = external.identity.get("commit")
+    return load_hf_model(
+        external.location, model.dtype, device, revision=commit, trust_remote_code=model.trust_remote_code
+    )
+
+
+def copy_of(model: Any) -> Any:
+    """The same model with its own weights, for an engine beside the trainer."""
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
+    """A Hugging Face model directory, tokenizer included, weights as safetensors."""
+    model.save_pretrained(str(directory))
+    tokenizer.save_pretrained(str(directory))
+
+
+def load_policy(directory: Path, dtype: Dtype, device: str) -> tuple[Any, Any]:
+    """Model and tokenizer of a directory that `save_policy` wrote."""
+    return load_hf_model(str(directory), dtype, device), load_tokenizer(str(directory))
+
+
+def _init_seed(seed: int) -> int:
+    """Apart from the seeds of data order and sampling, which start from the same number."""
+    return int.from_bytes(hashlib.sha256(f"initial weights {seed}".encode()).digest()[:4])

@@ -1,0 +1,73 @@
+"""The values that pass between data, rollout, reward and training.
+
+    Message         one turn of a conversation
+    Prompt          a tokenized prompt with what its reward needs
+    Sample          one answer to one prompt: tokens, mask, log-probabilities, weight versions, reward
+    RolloutBatch    the samples of one step, column-wise, with their advantages
+
+All are frozen; a change makes a new value (`dataclasses.replace`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    messages: tuple[Message, ...]
+    tokens: tuple[int, ...]
+    """Rendered by the chat template, generation prompt included."""
+    metadata: Mapping[str, Any]
+    """The row's further columns; rewards read them."""
+    source_row: int
+    """Row of the file it came from, counted from 0."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    prompt: Prompt
+    response: str
+    """The answer as text, without special tokens."""
+    tokens: tuple[int, ...]
+    """Prompt and answer as the engine saw and made them; never encoded again."""
+    loss_mask: tuple[int, ...]
+    """Per token: 1 where the policy made it."""
+    rollout_log_probs: tuple[float, ...]
+    """Per answer token, under the weights and temperature it was sampled with."""
+    weight_versions: tuple[int, ...]
+    """Per answer token."""
+    group_index: int
+    """Which prompt of the batch it answers."""
+    status: Status
+    reward: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def response_length(self) -> int:
+        return len(self.rollout_log_probs)
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """B samples; `advantages` has one number per sample, shared by its tokens."""
+
+    samples: Sequence[Sample]
+    rewards: Sequence[float]
+    advantages: Sequence[float]
+    metadata: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,44 @@
+"""What happens in a run, as values sent through the standard logger `rollouts.events`.
+
+Tasks say what happens and do not know who listens: Prefect gets log lines and progress artifacts, a terminal draws
+progress bars from the same events, a test collects them.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rollouts_core.observe.runs import StageState
+
+logger = logging.getLogger("rollouts.events")
+logger.setLevel(logging.INFO)
+logger.addHandler(logging.NullHandler())
+logger.propagate = False
+
+
+@dataclass(frozen=True)
+class StageChanged:
+    name: str
+    state: StageState
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StageLine:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    name: str
+    done: int
+    total: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+Event = StageChanged | StageLine | StageProgress
+
+
+def announce(event: Event) -> None:
+    logger.info("%s", event, extra={"event": event})

@@ -1,0 +1,124 @@
+"""Around every stage's task: its state in the run's record, the cache, the job, and what Prefect shows of it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+from prefect.tasks import Task, exponential_backoff
+
+from infra.errors import JobFailed
+from infra.jobs import LogLine, MachineSession, Progress, make_in_job
+from rollouts_core.observe.runs import RunLog, StageState
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.manifest import ArtifactId
+from tasks.events import StageChanged, StageLine, StageProgress, announce
+
+PROGRESS_SECONDS = 2.0
+"""Prefect's progress bars are moved at most this often."""
+
+
+def retry_mends(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Only a job that was killed is worth starting again; bad input stays bad."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, JobFailed) and error.mendable
+
+
+JOB_TASK: dict[str, Any] = {
+    "retries": 2,
+    "retry_delay_seconds": exponential_backoff(backoff_factor=2),
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": retry_mends,
+    "timeout_seconds": 30 * 24 * 3600,
+    "persist_result": False,
+}
+"""For tasks that wait for a job, whose own limit is `machine.time_limit_hours`; this timeout stands behind it."""
+
+LIGHT_TASK: dict[str, Any] = {"timeout_seconds": 900, "persist_result": False}
+"""For tasks that do their work here, in seconds."""
+
+
+@dataclass(frozen=True)
+class ArtifactRef:
+    """What passes between tasks: which artifact, and where its files are."""
+
+    artifact: ArtifactId
+    files: Path
+
+
+@dataclass
+class Outcome:
+    state: StageState = "Completed"
+
+
+@contextmanager
+def recorded(run: RunLog, name: str, key: str | None = None) -> Iterator[Outcome]:
+    """Note a stage's start, end and time in the run's record, and announce them."""
+    began = time.monotonic()
+    outcome = Outcome()
+    run.stage(name, key, "Running")
+    announce(StageChanged(name, "Running"))
+    try:
+        yield outcome
+    except Exception:
+        outcome.state = "Failed"
+        raise
+    except BaseException:
+        outcome.state = "Cancelled"
+        raise
+    finally:
+        seconds = time.monotonic() - began
+        run.stage(name, key, outcome.state, seconds)
+        announce(StageChanged(name, outcome.state, seconds))
+
+
+def make(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> ArtifactRef | State[ArtifactRef]:
+    """The stage's artifact: found in the store (state `Cached`), or made by the job of its chain."""
+    with recorded(session.run, stage.name, stage.key) as outcome:
+        if session.store.has(stage.artifact):
+            outcome.state = "Cached"
+            return cached(stage.artifact, session)
+        bar = _ProgressBar(stage.name)
+        for event in make_in_job(stage, chain, session):
+            match event:
+                case LogLine(text):
+                    get_run_logger().info(text)
+                    announce(StageLine(stage.name, text))
+                case Progress(name, done, total, metrics) if name == stage.name:
+                    bar.move(done, total)
+                    announce(StageProgress(name, done, total, metrics))
+    return ArtifactRef(stage.artifact, session.store.open(stage.artifact))
+
+
+def cached(artifact: ArtifactId, session: MachineSession) -> State[ArtifactRef]:
+    """The state that Prefect shows as `Cached`."""
+    ref = ArtifactRef(artifact, session.store.open(artifact))
+    return Completed(name="Cached", message=f"{artifact.directory} was in the store", data=ref)
+
+
+class _ProgressBar:
+    """A stage's progress bar in Prefect, made when there is first something to show."""
+
+    def __init__(self, stage: str) -> None:
+        self._key = f"{stage}-progress"
+        self._id: UUID | None = None
+        self._moved = 0.0
+
+    def move(self, done: int, total: int) -> None:
+        if done < total and time.monotonic() - self._moved < PROGRESS_SECONDS:
+            return
+        self._moved = time.monotonic()
+        percent = 100.0 * done / max(1, total)
+        if self._id is None:
+            created = create_progress_artifact(percent, key=self._key, description=f"{done} of {total}")
+            assert isinstance(created, UUID), "called without an event loop, it returns the id itself"
+            self._id = created
+        else:
+            update_progress_artifact(self._id, percent, description=f"{done} of {total}")

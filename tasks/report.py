@@ -1,0 +1,45 @@
+"""report: one HTML page of the run, and the accuracy table in Prefect."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from rollouts_core.config import PipelineConfig
+from rollouts_core.config_files import to_data
+from rollouts_core.observe.report import POINTS, write_report
+from rollouts_core.observe.runs import AccuracyRecord, RunLog, RunRecord
+from rollouts_core.stages.plan import Plan
+from rollouts_core.store.local import LocalStore
+from tasks.making import LIGHT_TASK, recorded
+
+
+@task(name="report", task_run_name="report", cache_policy=NO_CACHE, **LIGHT_TASK)
+def report(config: PipelineConfig, stages: Plan, store: LocalStore, results: Path, run: RunLog) -> RunRecord:
+    with recorded(run, "report"):
+        accuracies = read_accuracies(stages, store)
+        run.result(accuracies, results / "report.html")
+        create_table_artifact(
+            [
+                {"policy": POINTS[a.point], "accuracy": a.accuracy, "low": a.low, "high": a.high, "prompts": a.total}
+                for a in accuracies
+            ],
+            key="accuracy",
+            description=f"Held-out accuracy of {run.run_id}, with its 95 % interval",
+        )
+    write_report(run.record, results, to_data(config))
+    return run.record
+
+
+def read_accuracies(stages: Plan, store: LocalStore) -> Sequence[AccuracyRecord]:
+    """From the manifests of the evaluation artifacts."""
+    records = []
+    for stage in stages.evaluate:
+        summary = store.manifest(stage.artifact).provenance.summary
+        point = stage.name.removeprefix("evaluate-")
+        records.append(
+            AccuracyRecord(point, summary["accuracy"], summary["low"], summary["high"], int(summary["total"]))
+        )
+    return records

@@ -1,0 +1,16 @@
+"""rl: one segment of the RL run. All segments are made by one job, so the trainer stays warm between them."""
+
+from collections.abc import Sequence
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+
+from infra.jobs import MachineSession
+from rollouts_core.stages.stage import Stage
+from tasks.making import JOB_TASK, ArtifactRef, make
+
+
+@task(name="rl", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+def rl(stage: Stage, segments: Sequence[Stage], machine: MachineSession) -> ArtifactRef | State[ArtifactRef]:
+    return make(stage, segments, machine)

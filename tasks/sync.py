@@ -1,0 +1,17 @@
+"""sync: the run's results come home: policy, metrics, samples."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.jobs import MachineSession
+from infra.results import bring_home
+from rollouts_core.stages.plan import Plan
+from tasks.making import LIGHT_TASK, recorded
+
+
+@task(name="sync", task_run_name="sync", cache_policy=NO_CACHE, **LIGHT_TASK)
+def sync(stages: Plan, machine: MachineSession, outputs: Path) -> Path:
+    with recorded(machine.run, "sync"):
+        return bring_home(stages, machine.store, outputs / machine.run.run_id)

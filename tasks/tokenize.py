@@ -1,0 +1,14 @@
+"""tokenize: data to Parquet, and the tokenizer."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+
+from infra.jobs import MachineSession
+from rollouts_core.stages.stage import Stage
+from tasks.making import JOB_TASK, ArtifactRef, make
+
+
+@task(name="tokenize", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+def tokenize(stage: Stage, machine: MachineSession) -> ArtifactRef | State[ArtifactRef]:
+    return make(stage, [stage], machine)
