@@ -47,11 +47,12 @@ def check_inputs(config: PipelineConfig) -> None:
     problems: list[str] = []
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])
     checks: list[Callable[[], object]] = [partial(plan, config), store_of(config).check_usable]
-    for check in [*checks, *(partial(load_reward, name) for name in rewards)]:
+    checks += [partial(load_reward, name) for name in rewards]
+    for check in checks:
         try:
             check()
         except BadInput as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+            problems += [new for new in error.problems if not any(new in known for known in problems)]
     if problems:
         raise BadInput(problems, f"config {config.name}")
 

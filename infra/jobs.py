@@ -47,6 +47,8 @@ class Cursor:
 
     log: int
     metrics: int
+    found: frozenset[str]
+    """The stages whose artifacts were there before this run asked for the job."""
     unfinished: dict[str, bytes] = field(default_factory=lambda: {"log": b"", "metrics.jsonl": b""})
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
@@ -70,10 +72,11 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     """
     job = stage_job(chain, session)
     machine = session.machine
+    found = frozenset(link.name for link in chain if session.store.has(link.artifact))
     machine.start(job)
     if job.name not in session.cursors:
         begun = machine.attempt(job.name)
-        session.cursors[job.name] = Cursor(begun.log, begun.metrics)
+        session.cursors[job.name] = Cursor(begun.log, begun.metrics, found)
     cursor = session.cursors[job.name]
     end = time.monotonic() + job.time_limit + LIMIT_MARGIN
     ended = False
@@ -98,6 +101,16 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             machine.cancel(job.name)
 
 
+def was_found(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> bool:
+    """Whether the artifact is in the store and this run had no part in making it."""
+    cursor = session.cursors.get(job_name(chain))
+    return session.store.has(stage.artifact) and (cursor is None or stage.name in cursor.found)
+
+
+def job_name(chain: Sequence[Stage]) -> str:
+    return chain[-1].artifact.directory
+
+
 def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
     """The job that makes a chain of stages in one process."""
     spec = {
@@ -106,7 +119,7 @@ def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
         "device": session.settings.device,
     }
     return Job(
-        name=chain[-1].artifact.directory,
+        name=job_name(chain),
         command=(sys.executable, "-m", "rollouts_core.stages.job", "{directory}"),
         spec=spec,
         time_limit=session.settings.time_limit_hours * 3600,

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 TICK = 0.25
-GRACE = 10.0
+GRACE = 5.0
 """Seconds between TERM and KILL."""
 
 

@@ -34,12 +34,10 @@ class HubDataset:
     split: str = Field(default="train", description="Split, slices allowed: 'train[:1000]'.")
     revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
     data_files: Operational[tuple[str, ...]] = Field(
-        default=(), description="Local files, for the builders that read files."
+        default=(), description="Local files, for builders that read files."
     )
     messages_column: str = Field(default="messages", description="Column with the list of messages.")
-    answer_column: str = Field(
-        default="answer", description="Column with the reference answer that rewards compare with."
-    )
+    answer_column: str = Field(default="answer", description="Column with the answer that rewards compare with.")
 
 
 Source = Annotated[Jsonl | HubDataset, Field(discriminator="kind")]
@@ -51,9 +49,7 @@ class DataConfig:
 
     demonstrations: Source | None = Field(default=None, description="Conversations for SFT.")
     prompts: Source | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
-    heldout: Source | None = Field(
-        default=None, description="Prompts that are never trained on; accuracy is measured here."
-    )
+    heldout: Source | None = Field(default=None, description="Prompts never trained on; accuracy is measured here.")
     max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
 
 
@@ -69,9 +65,7 @@ class ScratchModel:
     kv_heads: int = Field(default=4, ge=1, description="Key-value heads; they divide the heads.")
     intermediate_size: int = Field(default=512, ge=8, description="Width of the feed-forward layers.")
     tokenizer: Literal["character", "byte_bpe"] = Field(default="character", description="Made from the training data.")
-    vocab_size: int = Field(
-        default=1024, ge=264, description="Size of a byte_bpe vocabulary; characters need no limit."
-    )
+    vocab_size: int = Field(default=1024, ge=264, description="Size of a byte_bpe vocabulary.")
     dtype: Dtype = Field(default="float32", description="Type of the weights.")
 
     @model_validator(mode="after")
@@ -108,7 +102,7 @@ class SFTConfig:
     learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="Decay after warm-up, to zero."
+        default="cosine", description="Decay to zero after warm-up."
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
@@ -132,10 +126,10 @@ class RLConfig:
     """Reinforcement learning: GRPO, on-policy unless `minibatches` says otherwise."""
 
     steps: Operational[int] = Field(
-        default=100, ge=1, description="Rollout batches in all. Segments carry it into keys."
+        default=100, ge=1, description="Rollout batches in all; segments carry it into keys."
     )
     steps_per_segment: Operational[int] = Field(
-        default=50, ge=1, description="Steps per segment artifact. See `steps`."
+        default=50, ge=1, description="Steps per segment artifact; see `steps`."
     )
     batch_size: int = Field(default=32, ge=1, description="Prompts per step.")
     n_samples_per_prompt: int = Field(default=8, ge=2, description="Samples per prompt: the size of a group.")
@@ -146,20 +140,16 @@ class RLConfig:
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
     max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
-    reward: str = Field(
-        default="exact_match", description="A shipped reward, 'package.module:function' or 'file.py:function'."
-    )
+    reward: str = Field(default="exact_match", description="Shipped, 'package.module:function' or 'file.py:function'.")
     clip_low: float = Field(default=0.2, ge=0, lt=1, description="PPO clipping: ratios below 1 - clip_low.")
     clip_high: float = Field(default=0.2, ge=0, description="PPO clipping: ratios above 1 + clip_high.")
     normalize_std: bool = Field(default=True, description="Divide advantages by their group's standard deviation.")
     aggregation: Literal["token", "sequence"] = Field(
-        default="token", description="Mean over tokens, or mean of answer means."
+        default="token", description="Mean of tokens, or of answer means."
     )
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the k3 KL estimate to the policy RL began with.")
     log_samples: Operational[int] = Field(default=4, ge=0, description="Samples per step kept in rollouts.jsonl.")
-    checkpoint_every: Operational[int] = Field(
-        default=25, ge=1, description="Steps between checkpoints within a segment."
-    )
+    checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 
     @model_validator(mode="after")
     def _minibatches_divide(self) -> "RLConfig":
@@ -183,7 +173,7 @@ class MachineConfig:
 
     kind: Operational[Literal["local"]] = Field(default="local", description="This machine.")
     device: Operational[Literal["auto", "cpu", "cuda"]] = Field(
-        default="auto", description="auto: cuda where there is one."
+        default="auto", description="auto: cuda if there is one."
     )
     time_limit_hours: Operational[float] = Field(default=24.0, gt=0, description="A job is ended after this time.")
     unattended_limit_hours: Operational[float] = Field(
@@ -204,12 +194,8 @@ class EvaluationConfig:
 class StoreConfig:
     """Where artifacts and results live. Nothing here can change a result."""
 
-    path: Operational[Path | None] = Field(
-        default=None, description="Artifacts and runs; default: .rollouts beside configs/."
-    )
-    outputs: Operational[Path | None] = Field(
-        default=None, description="What runs bring home; default: outputs beside it."
-    )
+    path: Operational[Path | None] = Field(default=None, description="Artifacts and runs; default: .rollouts.")
+    outputs: Operational[Path | None] = Field(default=None, description="What runs bring home; default: outputs.")
 
 
 @part

@@ -101,15 +101,24 @@ def _with_all_problems(init: Callable[..., None], name: str) -> Callable[..., No
             if collected is None:
                 raise BadInput(lines) from None
             collected += lines
-            _stand_in(self, init, args, values, error)
+            _stand_in(init, self, args, values, error, collected)
 
     return __init__
 
 
-def _stand_in(self: Any, init: Callable[..., None], args: Any, values: dict[str, Any], error: ValidationError) -> None:
+def _stand_in(
+    init: Callable[..., None],
+    value: Any,
+    args: Any,
+    values: dict[str, Any],
+    error: ValidationError,
+    collected: list[str],
+) -> None:
+    """Construct with the fields that were found right; raise what has been collected where that is not possible."""
     faulty = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
-    kept = {name: value for name, value in values.items() if name not in faulty} if faulty else {}
+    kept = {name: entry for name, entry in values.items() if name not in faulty} if faulty else {}
     try:
-        init(self, *args, **kept)
-    except ValidationError:
-        raise BadInput(_collected.get() or []) from None
+        init(value, *args, **kept)
+    except ValidationError as again:
+        collected += [line for line in problem_lines(again) if not line.endswith("is required")]
+        raise BadInput(collected) from None

@@ -15,7 +15,7 @@ from prefect.states import Completed
 from prefect.tasks import Task, exponential_backoff
 
 from infra.errors import JobFailed
-from infra.jobs import LogLine, MachineSession, Progress, make_in_job
+from infra.jobs import LogLine, MachineSession, Progress, make_in_job, was_found
 from rollouts_core.observe.runs import RunLog, StageState
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.manifest import ArtifactId
@@ -82,7 +82,7 @@ def recorded(run: RunLog, name: str, key: str | None = None) -> Iterator[Outcome
 def make(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> ArtifactRef | State[ArtifactRef]:
     """The stage's artifact: found in the store (state `Cached`), or made by the job of its chain."""
     with recorded(session.run, stage.name, stage.key) as outcome:
-        if session.store.has(stage.artifact):
+        if was_found(stage, chain, session):
             outcome.state = "Cached"
             return cached(stage.artifact, session)
         bar = _ProgressBar(stage.name)

@@ -52,7 +52,7 @@ def _hub_commit(kind: str, name: str, revision: str | None) -> str:
     if revision and len(revision) == 40 and set(revision) <= set("0123456789abcdef"):
         return revision
     from huggingface_hub import HfApi, constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound, HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import CacheNotFound, HFValidationError
 
     try:
         if not constants.HF_HUB_OFFLINE:
@@ -61,7 +61,7 @@ def _hub_commit(kind: str, name: str, revision: str | None) -> str:
                 return str(info.sha)
     except HFValidationError:
         raise BadInput(f"{kind} {name!r} is neither a directory here nor a valid hub name") from None
-    except (HfHubHTTPError, OSError):
+    except Exception:  # whichever HTTP library is below: no answer means that the cache is asked next
         pass
     try:
         for repo in scan_cache_dir().repos:

@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all their own set-up; they need Python 3.11, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+
+.PHONY: demo test lint test-slow seeds benchmark install install-dev clean
+
+demo: install
+	$(BIN)/rollouts run configs/arithmetic.py
+
+test: install-dev lint
+	$(BIN)/pytest
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-slow: install-dev
+	$(BIN)/pytest -m slow
+
+seeds: install
+	$(BIN)/python tests/benchmarks/seeds.py
+
+benchmark: install-dev
+	$(BIN)/pytest -m benchmark -s
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

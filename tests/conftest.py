@@ -1,0 +1,174 @@
+"""What tests share: a small addition task on disk, its config, one Prefect server, and the command line."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts_core.config_files import from_data
+
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread
+SERVER_DEADLINE = 120.0
+COMMAND_DEADLINE = 300.0
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In CI nothing may be skipped but what needs a GPU."""
+    if report.skipped and os.environ.get("ROLLOUTS_CI") and "gpu" not in report.keywords:
+        report.outcome = "failed"
+
+
+@pytest.fixture(autouse=True)
+def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROLLOUTS_STORE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def addition(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sums of one-digit numbers as demonstrations.jsonl, prompts.jsonl and heldout.jsonl."""
+    directory = tmp_path_factory.mktemp("addition")
+    problems = [(a, b) for a in range(10) for b in range(10)]
+    for name, chosen in (("demonstrations", problems[::2]), ("prompts", problems[::2]), ("heldout", problems[1::4])):
+        with (directory / f"{name}.jsonl").open("w") as file:
+            for a, b in chosen:
+                messages = [{"role": "user", "content": f"{a}+{b}="}]
+                if name == "demonstrations":
+                    messages.append({"role": "assistant", "content": f"{a + b:02d}"})
+                file.write(json.dumps({"messages": messages, "answer": f"{a + b:02d}"}) + "\n")
+    return directory
+
+
+@pytest.fixture
+def small_config(addition: Path) -> dict[str, Any]:
+    """A config, as data, whose whole chain takes seconds of compute."""
+    return {
+        "name": "small",
+        "model": {
+            "kind": "scratch",
+            "hidden_size": 32,
+            "layers": 1,
+            "heads": 2,
+            "kv_heads": 1,
+            "intermediate_size": 64,
+        },
+        "data": {
+            "demonstrations": {"kind": "jsonl", "path": str(addition / "demonstrations.jsonl")},
+            "prompts": {"kind": "jsonl", "path": str(addition / "prompts.jsonl")},
+            "heldout": {"kind": "jsonl", "path": str(addition / "heldout.jsonl")},
+            "max_length": 12,
+        },
+        "sft": {"steps": 200, "batch_size": 8, "learning_rate": 0.003, "warmup_steps": 2, "checkpoint_every": 20},
+        "rl": {
+            "steps": 4,
+            "steps_per_segment": 2,
+            "batch_size": 4,
+            "n_samples_per_prompt": 4,
+            "learning_rate": 0.001,
+            "max_new_tokens": 3,
+            "checkpoint_every": 1,
+        },
+        "evaluation": {"max_new_tokens": 3},
+    }
+
+
+@pytest.fixture
+def config_file(small_config: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
+    """Write the small config, some parts changed, and return its path."""
+
+    def write(**parts: Any) -> Path:
+        data = {**small_config, **{name: _merged(small_config.get(name), part) for name, part in parts.items()}}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(data))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def pipeline_config(small_config: dict[str, Any]) -> Any:
+    return from_data(small_config)
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Prefect server; yields its API URL."""
+    home = tmp_path_factory.mktemp("prefect")
+    port = free_port()
+    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (home / "server.log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        _wait_until_healthy(environment["PREFECT_API_URL"], server)
+        yield environment["PREFECT_API_URL"]
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture
+def command_environment(prefect_server: str, tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PREFECT_API_URL": prefect_server, "PREFECT_HOME": str(tmp_path / "prefect-home")}
+
+
+@pytest.fixture
+def rollouts(command_environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
+    """Run the command line in an empty directory, with the store at `.rollouts` there."""
+
+    def run(*arguments: str | Path, **environment: str) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            env={**command_environment, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_DEADLINE,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _merged(base: Any, change: Any) -> Any:
+    return {**base, **change} if isinstance(base, dict) and isinstance(change, dict) else change
+
+
+def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + SERVER_DEADLINE
+    while time.monotonic() < end:
+        assert server.poll() is None, "the Prefect server ended at its start"
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise TimeoutError(f"no Prefect server at {url} after {SERVER_DEADLINE} s")

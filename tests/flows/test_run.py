@@ -1,0 +1,171 @@
+"""The whole chain through the command line, as a user runs it, against a real Prefect server and without one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from rollouts_core.observe.metrics import read_jsonl
+from tests.conftest import COMMAND_DEADLINE, Done
+
+STAGES = [
+    "provision", "bootstrap", "tokenize", "sft", "serve", "rl-1", "rl-2",
+    "evaluate-base", "evaluate-sft", "evaluate-rl", "sync", "report",
+]  # fmt: skip
+WITH_ARTIFACT = [name for name in STAGES if name not in ("provision", "serve", "sync", "report")]
+
+Rollouts = Callable[..., Done]
+
+
+def states(record: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["state"] for stage in record["stages"]}
+
+
+def prefect_states(server: str, flow_run_id: str) -> dict[str, tuple[str, str]]:
+    """Task name to state name and type, as the Prefect UI would show them."""
+    runs = post(server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
+    return {run["name"]: (run["state"]["name"], run["state"]["type"]) for run in runs}
+
+
+def post(server: str, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        server + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_a_run_its_results_and_the_run_after_it(
+    rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path, prefect_server: str
+) -> None:
+    config = config_file()
+    first = rollouts("run", config, "--json")
+    assert first.status == 0, first.err
+    record = first.json()
+    assert (record["state"], list(states(record))) == ("Completed", STAGES)
+    assert set(states(record).values()) == {"Completed"}, states(record)
+    assert [entry["point"] for entry in record["accuracies"]] == ["base", "sft", "rl"]
+    assert all(0 <= entry["low"] <= entry["accuracy"] <= entry["high"] <= 1 for entry in record["accuracies"])
+    planned = {row["stage"]: row["key"] for row in rollouts("plan", config, "--json").json()}
+    assert {stage["name"]: stage["key"] for stage in record["stages"] if stage["name"] in planned} == planned
+
+    results = tmp_path / "outputs" / record["run_id"]
+    assert record["report"] == str(results / "report.html")
+    AutoModelForCausalLM.from_pretrained(results / "policy")
+    rl = read_jsonl(results / "rl_metrics.jsonl")
+    assert [line["step"] for line in rl] == [1, 2, 3, 4]
+    assert max(line["sampling/sampling_logp_difference/mean"] for line in rl) < 1e-4
+    sample = read_jsonl(results / "rollouts.jsonl")[0]
+    assert len(sample["rollout_log_probs"]) == len(sample["weight_versions"])
+    page = (results / "report.html").read_text()
+    assert "<svg" in page
+    assert "after RL" in page
+    assert not any(outside in page for outside in ("<script src", "<link", "<img", "@import"))
+    assert set(prefect_states(prefect_server, record["flow_run_id"]).values()) == {
+        ("Completed", "COMPLETED"),
+        ("Embedded", "COMPLETED"),
+    }
+    logs = post(prefect_server, "/logs/filter", {"logs": {"flow_run_id": {"any_": [record["flow_run_id"]]}}})
+    assert any("accuracy" in line["message"] for line in logs)
+    progress = post(prefect_server, "/artifacts/filter", {"artifacts": {"type": {"any_": ["progress"]}}})
+    assert {"sft-progress", "rl-2-progress"} <= {artifact["key"] for artifact in progress}
+
+    again = rollouts("run", config, "--json")
+    assert again.status == 0
+    assert {states(again.json())[name] for name in WITH_ARTIFACT} == {"Cached"}
+    assert again.json()["accuracies"] == record["accuracies"]
+    shown = prefect_states(prefect_server, again.json()["flow_run_id"])
+    assert {shown[name] for name in WITH_ARTIFACT} == {("Cached", "COMPLETED")}
+
+    listed = rollouts("runs")
+    assert [line.split()[0] for line in listed.out.splitlines()] == [again.json()["run_id"], record["run_id"]]
+    assert rollouts("show", record["run_id"], "--json").json() == record
+    assert "after RL" in rollouts("show", record["run_id"]).out
+    assert rollouts("show", "nothing").status == 1
+
+    longer = rollouts("plan", config, "--set", "rl.steps=6", "--json").json()
+    assert [row["stage"] for row in longer if row["state"] == "to run"] == ["rl-3", "evaluate-rl"]
+    other = rollouts("plan", config, "--set", "seed=1", "--set", "sft.log_every=1", "--json").json()
+    assert [row["stage"] for row in other if row["state"] == "cached"] == ["tokenize"]
+
+
+def test_two_runs_with_one_seed_give_the_same_bits(
+    rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = config_file(sft={"steps": 20}, data={"heldout": None})
+    weights = []
+    for store in ("one", "other"):
+        done = rollouts("run", config, "--store", tmp_path / store / "store", "--json")
+        assert done.status == 0, done.err
+        policy = tmp_path / store / "outputs" / done.json()["run_id"] / "policy" / "model.safetensors"
+        weights.append(policy.read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_without_a_server_and_with_sft_alone(
+    rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str]
+) -> None:
+    """Prefect starts a temporary server of its own."""
+    command_environment.pop("PREFECT_API_URL")
+    done = rollouts("run", config_file(rl=None, sft={"steps": 5, "warmup_steps": 1}))
+    assert done.status == 0, done.err
+    for words in ("after SFT", "report ", "completed in"):
+        assert words in done.out
+    assert "sft" in done.err  # the stages, as they went
+
+
+def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
+    rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = config_file(sft={"steps": 600, "log_every": 1}, rl=None)
+    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
+    with (tmp_path / "first.log").open("w") as log:
+        first = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
+    wait_for(lambda: (job / "metrics.jsonl").exists() and len((job / "metrics.jsonl").read_bytes()) > 3000)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    second = rollouts("run", config, "--json")
+    assert second.status == 0, second.err
+    assert json.loads((job / "attempt.json").read_text())["number"] == 1
+    records = {record["state"] for record in rollouts("runs", "--json").json()}
+    assert records == {"Running", "Completed"}
+
+
+def test_an_interrupted_run_ends_its_job_and_says_so(
+    rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = config_file(sft={"steps": 5000, "log_every": 1}, rl=None)
+    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
+    with (tmp_path / "first.log").open("w") as log:
+        first = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
+    wait_for(lambda: (job / "metrics.jsonl").exists() and len((job / "metrics.jsonl").read_bytes()) > 3000)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) != 0
+    assert json.loads((job / "status.json").read_text())["reason"] == "cancelled"
+    (record,) = rollouts("runs", "--json").json()
+    assert (record["state"], states(record)["sft"]) == ("Cancelled", "Cancelled")
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + COMMAND_DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.slow
+def test_the_default_experiment_holds_for_ten_seeds() -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "seeds.py"
+    subprocess.run([sys.executable, str(script)], check=True, timeout=3600)

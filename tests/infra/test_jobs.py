@@ -1,0 +1,109 @@
+"""Stages made by jobs: followed, cancelled, killed, and taken up again."""
+
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import JobFailed
+from infra.jobs import LogLine, MachineSession, Progress, make_in_job
+from infra.local import LocalMachine
+from rollouts_core.config import PipelineConfig
+from rollouts_core.config_files import from_data
+from rollouts_core.observe.runs import open_run
+from rollouts_core.stages.plan import Plan, plan
+from rollouts_core.store.local import LocalStore
+
+
+@pytest.fixture
+def session(pipeline_config: PipelineConfig, tmp_path: Path) -> MachineSession:
+    store = LocalStore(tmp_path / "store")
+    run = open_run(store.root, pipeline_config, [], None)
+    return MachineSession(LocalMachine(store.root / "jobs"), store, pipeline_config.machine, run)
+
+
+@pytest.fixture
+def stages(pipeline_config: PipelineConfig) -> Plan:
+    return plan(pipeline_config)
+
+
+def test_a_chain_shares_one_process_and_each_stage_gets_its_own_progress(stages: Plan, session: MachineSession) -> None:
+    assert stages.sft is not None
+    for stage in (stages.tokenize, stages.sft):
+        list(make_in_job(stage, [stage], session))
+    events = {stage.name: list(make_in_job(stage, stages.rl, session)) for stage in stages.rl}
+    assert all(session.store.has(stage.artifact) for stage in stages.rl)
+    (job,) = [path for path in (session.store.root / "jobs").iterdir() if path.name.startswith("rl")]
+    lines = [event.text for found in events.values() for event in found if isinstance(event, LogLine)]
+    assert lines == (job / "log").read_text().splitlines()
+    progress = [event for found in events.values() for event in found if isinstance(event, Progress)]
+    assert [(event.stage, event.done, event.total) for event in progress] == [
+        (stage.name, done, 2) for stage in stages.rl for done in (1, 2)
+    ]
+    assert "reward" in progress[0].metrics
+
+
+def test_bad_data_is_not_mendable_and_named(
+    session: MachineSession, small_config: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "1"}]}\n{"mess')
+    small_config["data"]["prompts"]["path"] = str(path)
+    stage = plan(from_data(small_config)).tokenize
+    with pytest.raises(JobFailed, match=rf"{re.escape(str(path))}:2: not valid JSON") as caught:
+        list(make_in_job(stage, [stage], session))
+    assert not caught.value.mendable
+
+
+def test_whoever_stops_waiting_ends_the_job(stages: Plan, session: MachineSession) -> None:
+    assert stages.sft is not None
+    list(make_in_job(stages.tokenize, [stages.tokenize], session))
+    events = make_in_job(stages.sft, [stages.sft], session)
+    next(events)
+    events.close()
+    assert session.machine.poll(stages.sft.artifact.directory).reason == "cancelled"
+    assert not session.store.has(stages.sft.artifact)
+
+
+def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bits(
+    stages: Plan, session: MachineSession, tmp_path: Path
+) -> None:
+    assert stages.sft is not None
+    stage = stages.sft
+    list(make_in_job(stages.tokenize, [stages.tokenize], session))
+    other = tmp_path / "other"
+    elsewhere = replace(session, store=LocalStore(other), machine=LocalMachine(other / "jobs"), cursors={})
+    for undisturbed in (stages.tokenize, stage):
+        list(make_in_job(undisturbed, [undisturbed], elsewhere))
+
+    def kill_the_job() -> None:
+        """After the first checkpoint is there."""
+        for event in make_in_job(stage, [stage], session):
+            checkpoints = session.store.work(stage.artifact) / "checkpoints"
+            if isinstance(event, Progress) and list(checkpoints.glob("step-*")):
+                os.kill(job_process(session.store.root / "jobs" / stage.artifact.directory), signal.SIGKILL)
+
+    with pytest.raises(JobFailed, match="killed by signal 9") as caught:
+        kill_the_job()
+    assert caught.value.mendable
+    lines = [event.text for event in make_in_job(stage, [stage], session) if isinstance(event, LogLine)]
+    assert any(line.startswith("resuming after step") for line in lines)
+    files = [s.store.open(stage.artifact) / "policy" / "model.safetensors" for s in (session, elsewhere)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def job_process(directory: Path) -> int:
+    """The process that was given this directory as its argument, the runner apart."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"rollouts_core.stages.job" in arguments and str(directory).encode() in arguments:
+                return int(entry.name)
+    raise AssertionError(f"no process works in {directory}")

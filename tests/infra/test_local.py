@@ -1,0 +1,139 @@
+"""Jobs on this machine, with real processes really killed."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.local import LocalMachine
+from infra.machine import Job, JobStatus
+
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> LocalMachine:
+    return LocalMachine(tmp_path / "jobs")
+
+
+def shell(script: str, name: str = "job", time_limit: float = 60.0, unattended_limit: float = 60.0) -> Job:
+    return Job(name, ("sh", "-c", script), {"what": "spec"}, time_limit, unattended_limit)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+def ended(machine: LocalMachine, name: str = "job") -> JobStatus:
+    until(lambda: machine.poll(name).state != "running")
+    return machine.poll(name)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_job_leaves_its_log_spec_and_exit_status(machine: LocalMachine, tmp_path: Path) -> None:
+    assert machine.poll("job").state == "absent"
+    machine.start(shell("echo out; echo err >&2; exit 3"))
+    status = ended(machine)
+    assert (status.state, status.exit_status, status.reason) == ("finished", 3, "exited")
+    assert machine.read("job", "log", 0) == b"out\nerr\n"
+    assert machine.read("job", "log", 4) == b"err\n"
+    assert json.loads((tmp_path / "jobs" / "job" / "spec.json").read_text()) == {"what": "spec"}
+    assert (tmp_path / "jobs" / "job").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_start_attaches(machine: LocalMachine) -> None:
+    machine.start(shell("echo begun; sleep 30"))
+    until(lambda: machine.read("job", "log", 0))
+    for _ in range(3):
+        machine.start(shell("echo begun; sleep 30"))
+    machine.cancel("job")
+    assert machine.read("job", "log", 0) == b"begun\n"
+
+
+def test_a_finished_job_starts_anew_and_its_output_follows_on(machine: LocalMachine) -> None:
+    machine.start(shell("echo one; exit 1"))
+    ended(machine)
+    machine.start(shell("echo two"))
+    assert ended(machine).exit_status == 0
+    assert machine.read("job", "log", 0) == b"one\ntwo\n"
+    assert machine.attempt("job").log == 4
+
+
+def test_cancelling_ends_the_whole_group_even_what_ignores_the_request(machine: LocalMachine, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    machine.start(shell(f"trap '' TERM; (trap '' TERM; sleep 60) & echo $! $$ > {pids}; wait; sleep 60"))
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    machine.cancel("job")
+    assert machine.poll("job").reason == "cancelled"
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_cancelling_what_does_not_run_is_harmless(machine: LocalMachine) -> None:
+    machine.cancel("nothing")
+    machine.start(shell("true"))
+    ended(machine)
+    machine.cancel("job")
+    assert machine.poll("job").reason == "exited"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"time_limit": 0.3}, "time limit"), ({"unattended_limit": 0.3}, "unattended")],
+)
+def test_limits_end_a_job(machine: LocalMachine, limits: dict[str, float], reason: str) -> None:
+    machine.start(shell("sleep 60", **limits))
+    assert ended(machine).reason == reason
+
+
+def test_an_attended_job_goes_on(machine: LocalMachine) -> None:
+    machine.start(shell("sleep 1.5", unattended_limit=1.0))
+    while machine.poll("job").state == "running":
+        machine.attend("job")
+        time.sleep(0.05)
+    assert machine.poll("job").reason == "exited"
+
+
+def test_a_job_killed_by_a_signal_says_which(machine: LocalMachine) -> None:
+    machine.start(shell("kill -9 $$"))
+    assert ended(machine).exit_status == -9
+
+
+def test_while_anything_of_a_killed_job_lives_nothing_starts_in_its_place(
+    machine: LocalMachine, tmp_path: Path
+) -> None:
+    """The runner is killed; the command it watched does not end with it, so the job still counts as running."""
+    pid = tmp_path / "pid"
+    machine.start(shell(f"echo $$ $PPID > {pid}; exec sleep 60"))
+    until(lambda: pid.exists() and len(pid.read_text().split()) == 2)
+    command, runner = map(int, pid.read_text().split())
+    os.kill(runner, signal.SIGKILL)
+    until(lambda: not alive(runner))
+    assert machine.poll("job").state == "running"
+    os.kill(command, signal.SIGKILL)
+    until(lambda: not alive(command))
+    assert ended(machine).state == "lost"
+    machine.start(shell("echo again"))
+    assert ended(machine).exit_status == 0
+
+
+def test_a_job_outlives_the_process_that_started_it(machine: LocalMachine, tmp_path: Path) -> None:
+    starter = os.fork()
+    if starter == 0:
+        machine.start(shell("sleep 0.5; echo done"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(starter, 0)
+    assert ended(machine).exit_status == 0
+    assert machine.read("job", "log", 0) == b"done\n"

@@ -1,0 +1,36 @@
+"""Tiny models and tokenizers for tests."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from rollouts_core.data.tokenizers import train_tokenizer
+from rollouts_core.stages.specs import TokenizerSpec
+from rollouts_core.types import Message
+
+VOCABULARY = 24
+CONTEXT = 48
+
+
+def tiny_model(seed: int = 0, architecture: Any = None, **changes: Any) -> Any:
+    """A randomly initialised model, its weights large enough that its choices are far from uniform."""
+    config = architecture or Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        **changes,
+    )
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@cache
+def character_tokenizer(text: str = "0123456789+=") -> Any:
+    return train_tokenizer(TokenizerSpec(kind="character"), [(Message("user", text),)], CONTEXT)

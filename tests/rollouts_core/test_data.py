@@ -1,0 +1,143 @@
+"""Sources, Parquet, batches and the prompt buffer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollouts_core.config import HubDataset, Jsonl
+from rollouts_core.data.batching import batch_indices, epoch_batches, padding_fraction
+from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.sources import Row, load_rows
+from rollouts_core.data.tokenized import (
+    read_examples,
+    read_prompts,
+    tokenize_examples,
+    tokenize_prompts,
+    write_table,
+)
+from rollouts_core.errors import BadInput
+from rollouts_core.store.identity import identify_source
+from rollouts_core.types import Message, Prompt
+from tests.rollouts_core.models import character_tokenizer
+
+GOOD = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}], "answer": "2"}
+
+
+def rows_of(path: Path, *lines: Any) -> list[Row]:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    source = Jsonl(path=path)
+    return load_rows(source, identify_source(source))
+
+
+def test_rows_keep_their_columns_and_their_place(tmp_path: Path) -> None:
+    first, second = rows_of(tmp_path / "d.jsonl", GOOD, "", GOOD | {"level": 3})
+    assert first.messages == (Message("user", "1+1="), Message("assistant", "2"))
+    assert second.metadata == {"answer": "2", "level": 3}
+    assert (second.source_row, second.place) == (1, f"{tmp_path / 'd.jsonl'}:3")
+
+
+def test_faulty_rows_are_listed_together_with_file_and_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        rows_of(
+            tmp_path / "d.jsonl",
+            GOOD,
+            '{"messages": [',
+            "[1]",
+            {"messages": []},
+            {"messages": [{"role": "robot", "content": "x"}]},
+            {"messages": [{"role": "user", "content": 3}]},
+        )
+    expected = ["not valid JSON", "a list, not an object", "no list of messages", "no role among", "no text under"]
+    for line, (problem, words) in enumerate(zip(caught.value.problems, expected, strict=True), 2):
+        assert problem.startswith(f"{tmp_path / 'd.jsonl'}:{line}: ")
+        assert words in problem
+
+
+def test_many_faulty_rows_are_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="further rows were not read"):
+        rows_of(tmp_path / "d.jsonl", *["{"] * 100)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="the data set is empty"):
+        rows_of(tmp_path / "d.jsonl")
+
+
+def test_anything_that_datasets_loads(tmp_path: Path) -> None:
+    rows_of(tmp_path / "d.jsonl", GOOD, GOOD)
+    renamed = {"chat": GOOD["messages"], "solution": "2"}
+    (tmp_path / "r.jsonl").write_text(json.dumps(renamed) + "\n")
+    source = HubDataset(
+        name="json", data_files=(str(tmp_path / "r.jsonl"),), messages_column="chat", answer_column="solution"
+    )
+    (row,) = load_rows(source, identify_source(source))
+    assert row.messages[1] == Message("assistant", "2")
+    assert row.metadata == {"answer": "2"}
+
+
+def test_parquet_round_trip(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "d.jsonl", GOOD, GOOD)
+    tokenizer = character_tokenizer()
+    write_table(tokenize_examples(rows, tokenizer, 20), tmp_path / "e.parquet")
+    write_table(tokenize_prompts(rows, tokenizer, 20), tmp_path / "p.parquet")
+    assert pq.read_schema(tmp_path / "e.parquet").names == ["input_ids", "loss_mask", "length", "source_row"]
+    example = read_examples(tmp_path / "e.parquet")[1]
+    assert tokenizer.decode(example.tokens[example.loss_mask == 1]) == "2<|end|>"
+    prompt = read_prompts(tmp_path / "p.parquet")[1]
+    assert tokenizer.decode(prompt.tokens) == "<|user|>1+1=<|assistant|>"
+    assert (prompt.metadata["answer"], prompt.source_row) == ("2", 1)
+
+
+def test_rows_that_cannot_be_learnt_from_are_named(tmp_path: Path) -> None:
+    long = {"messages": [{"role": "user", "content": "1" * 30}, {"role": "assistant", "content": "2"}]}
+    unknown = {"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "2"}]}
+    silent = {"messages": [{"role": "user", "content": "1"}]}
+    rows = rows_of(tmp_path / "d.jsonl", GOOD, long, unknown, silent)
+    with pytest.raises(BadInput) as caught:
+        tokenize_examples(rows, character_tokenizer(), 20)
+    assert [problem.split(": ", 1)[0].rsplit(":", 1)[1] for problem in caught.value.problems] == ["2", "3", "4"]
+    for words in ("34 tokens, longer than the 20", "does not know", "no assistant turn"):
+        assert words in str(caught.value)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=300), st.integers(1, 20), st.integers(0, 5), st.integers(0, 3))
+def test_an_epoch_holds_every_example_once(lengths: list[int], batch_size: int, seed: int, epoch: int) -> None:
+    batches = epoch_batches(tuple(lengths), batch_size, seed, epoch)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    assert max(map(len, batches)) <= batch_size
+
+
+def test_batches_are_a_function_of_the_step() -> None:
+    lengths = tuple(range(1, 41))
+    steps = [batch_indices(lengths, 8, 0, step) for step in range(10)]
+    assert steps == [batch_indices(lengths, 8, 0, step) for step in reversed(range(10))][::-1]
+    assert sorted(index for batch in steps[:5] for index in batch) == list(range(40))
+    assert steps[:5] != steps[5:]
+    assert steps[:5] != [batch_indices(lengths, 8, 1, step) for step in range(5)]
+
+
+def test_little_of_a_batch_is_padding() -> None:
+    lengths = tuple(1 + (index * 7919) % 100 for index in range(2000))
+    waste = [padding_fraction([lengths[i] for i in batch]) for batch in epoch_batches(lengths, 16, 0, 0)]
+    assert sum(waste) / len(waste) < 0.1
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 15), max_size=12), st.integers(0, 3))
+def test_the_buffer_gives_the_same_prompts_however_they_are_taken(count: int, takes: list[int], seed: int) -> None:
+    prompts = [Prompt((), (index,), {}, index) for index in range(count)]
+    buffer = DataBuffer(prompts, seed)
+    piecewise: list[Prompt] = []
+    for take in takes:
+        taken, buffer = buffer.get_prompts(take)
+        piecewise += taken
+        buffer = DataBuffer(prompts, seed, **buffer.position())
+    at_once, _ = DataBuffer(prompts, seed).get_prompts(sum(takes))
+    assert piecewise == at_once
+    for epoch in range(len(piecewise) // count):
+        assert {prompt.source_row for prompt in piecewise[epoch * count : (epoch + 1) * count]} == set(range(count))

@@ -1,0 +1,194 @@
+"""The RL loop: mismatch, versions, metrics, and exactness of its stage across segments, processes and kills."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rollouts_core.config_files import from_data
+from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.rollout.generate import RolloutConfig, generate_rollout_batches
+from rollouts_core.stages.plan import Plan, plan
+from rollouts_core.stages.work import make_stage
+from rollouts_core.store.local import LocalStore
+from rollouts_core.training.losses import create_grpo_loss
+from rollouts_core.training.models import copy_of
+from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.rl import RLStep, RLTrainingConfig, run_rl_training
+from rollouts_core.types import Message, Prompt, Sample
+from tests.rollouts_core.models import character_tokenizer, tiny_model
+
+ROLLOUT = RolloutConfig(batch_size=6, n_samples_per_prompt=4, max_new_tokens=5, temperature=0.9, seed=3)
+
+
+def prompts(count: int = 20) -> list[Prompt]:
+    tokenizer = character_tokenizer()
+    texts = [f"{index}+{index}=" for index in range(count)]
+    return [Prompt((Message("user", t),), tuple(tokenizer(t)["input_ids"]), {}, i) for i, t in enumerate(texts)]
+
+
+def score(samples: list[Sample]) -> list[Sample]:
+    """More digits, more reward."""
+    return [replace(sample, reward=float(sum(c.isdigit() for c in sample.response))) for sample in samples]
+
+
+def parts(kl_coef: float = 0.0, learning_rate: float = 3e-3) -> tuple[PyTorchTrainingBackend, TorchEngine]:
+    model = tiny_model()
+    loss = create_grpo_loss(aggregation="token", clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, temperature=0.9)
+    return create_pytorch_backend(model, loss, learning_rate=learning_rate), TorchEngine(copy_of(model), 32, 16)
+
+
+def train(steps: int, minibatches: int = 1, kl_coef: float = 0.0, learning_rate: float = 3e-3) -> list[RLStep]:
+    backend, engine = parts(kl_coef, learning_rate)
+    config = RLTrainingConfig(steps, minibatches, "token", True, ROLLOUT)
+    reference = tiny_model().requires_grad_(False) if kl_coef else None
+    return list(
+        run_rl_training(backend, DataBuffer(prompts(), 0), [engine], character_tokenizer(), score, config, reference)
+    )
+
+
+def test_reward_rises_and_engine_and_trainer_agree_at_every_step() -> None:
+    steps = train(25)
+    first, last = (sum(step.metrics["reward"] for step in part) / 5 for part in (steps[:5], steps[-5:]))
+    assert last > first + 0.5
+    for step in steps:
+        assert step.metrics["sampling/sampling_logp_difference/mean"] < 1e-4
+        assert step.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+        assert step.metrics["timing_s/unaccounted"] < step.metrics["timing_s/step"]
+
+
+def test_every_sample_carries_the_version_that_made_it() -> None:
+    for step in train(4, minibatches=2):
+        versions = {version for sample in step.samples for version in sample.weight_versions}
+        assert versions == {2 * (step.step - 1)}
+        for sample in step.samples:
+            assert len(sample.weight_versions) == len(sample.rollout_log_probs) == sum(sample.loss_mask)
+            assert len(sample.tokens) == len(sample.loss_mask)
+
+
+def test_the_mismatch_is_measured_before_the_first_update() -> None:
+    steps = train(3, minibatches=3, learning_rate=0.05)
+    assert all(step.metrics["sampling/sampling_logp_difference/mean"] < 1e-4 for step in steps)
+    assert all(abs(step.metrics["sampling/importance_sampling_ratio/mean"] - 1) > 1e-4 for step in steps)
+
+
+def test_kl_is_zero_at_first_and_grows() -> None:
+    steps = train(5, kl_coef=0.01, learning_rate=0.01)
+    assert abs(steps[0].metrics["kl"]) < 1e-6
+    assert steps[-1].metrics["kl"] > 1e-4
+
+
+def test_prompts_are_taken_in_the_order_of_the_buffer() -> None:
+    seen = [sample.prompt.source_row for step in train(5) for sample in step.samples[::4]]
+    assert seen == [prompt.source_row for prompt in DataBuffer(prompts(), 0).get_prompts(30)[0]]
+
+
+def test_rollout_batches_come_without_end() -> None:
+    _, engine = parts()
+    batches = generate_rollout_batches(engine, character_tokenizer(), DataBuffer(prompts(), 0), score, ROLLOUT)
+    (first, after), (second, _) = next(batches), next(batches)
+    assert len(first) == len(second) == 24
+    assert after.sample_offset == 6
+    assert all(sample.reward is not None for sample in first)
+
+
+@pytest.fixture
+def made(small_config: dict[str, Any], tmp_path: Path) -> tuple[Plan, LocalStore]:
+    """A plan whose data and SFT are in the store."""
+    stages, store = plan(from_data(small_config)), LocalStore(tmp_path / "store")
+    assert stages.sft is not None
+    for stage in (stages.tokenize, stages.sft):
+        make(stage, store, {})
+    return stages, store
+
+
+def make(stage: Any, store: LocalStore, session: dict[str, object]) -> None:
+    make_stage(stage, store, JSONLLogger(store.root / "followed.jsonl"), "cpu", session)
+
+
+def state(store: LocalStore, stage: Any) -> Mapping[str, torch.Tensor]:
+    directory = store.open(stage.artifact)
+    return {
+        f"{file}/{name}": tensor
+        for file in ("policy/model", "state/weights", "state/optimizer", "state/rng")
+        for name, tensor in load_file(directory / f"{file}.safetensors").items()
+    }
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return set(one) == set(other) and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_segment_begun_warm_cold_or_from_a_checkpoint_ends_with_the_same_bits(
+    made: tuple[Plan, LocalStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages, store = made
+    first, second = stages.rl
+    session: dict[str, object] = {}
+    make(first, store, session)
+    make(second, store, session)
+    warm = state(store, second)
+    rollouts = read_jsonl(store.open(second.artifact) / "rollouts.jsonl")
+
+    shutil.rmtree(store.root / "artifacts" / second.artifact.directory)
+    make(second, store, {})
+    assert same(state(store, second), warm)
+
+    shutil.rmtree(store.root / "artifacts" / second.artifact.directory)
+    monkeypatch.setattr("rollouts_core.stages.rl.save_policy", fail)
+    with pytest.raises(RuntimeError, match="after the last step"):
+        make(second, store, {})
+    monkeypatch.undo()
+    assert (store.work(second.artifact) / "checkpoints" / "step-00000003").is_dir()
+    make(second, store, {})
+    assert same(state(store, second), warm)
+    assert read_jsonl(store.open(second.artifact) / "rollouts.jsonl") == rollouts
+    steps = [record["step"] for record in read_jsonl(store.open(second.artifact) / "metrics.jsonl")]
+    assert steps == [3, 4]
+
+
+def fail(*arguments: Any) -> None:
+    raise RuntimeError("after the last step")
+
+
+def test_one_long_segment_equals_two_short_ones(made: tuple[Plan, LocalStore], small_config: dict[str, Any]) -> None:
+    stages, store = made
+    session: dict[str, object] = {}
+    for stage in stages.rl:
+        make(stage, store, session)
+    small_config["rl"]["steps_per_segment"] = 4
+    (whole,) = plan(from_data(small_config)).rl
+    make(whole, store, {})
+    assert same(state(store, whole), state(store, stages.rl[-1]))
+
+
+def test_the_policy_is_a_hugging_face_directory(made: tuple[Plan, LocalStore]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    stages, store = made
+    assert stages.sft is not None
+    directory = store.open(stages.sft.artifact) / "policy"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    turns = [{"role": "user", "content": "1+1="}]
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    assert model(ids).logits.shape == (1, 6, len(tokenizer))
+
+
+def test_the_manifest_tells_how_an_artifact_came_about(made: tuple[Plan, LocalStore]) -> None:
+    stages, store = made
+    assert stages.sft is not None
+    provenance = store.manifest(stages.sft.artifact).provenance
+    assert provenance.inputs == {"data": stages.tokenize.key}
+    assert provenance.spec["training"]["learning_rate"] == 0.003
+    assert "log_every" not in json.dumps(provenance.spec)
+    assert "rollouts_core/training/losses.py" in provenance.code
+    assert provenance.libraries["torch"]
+    assert provenance.summary["loss"] > 0
