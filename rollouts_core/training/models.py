@@ -26,7 +26,7 @@ def load_hf_model(directory_or_name: str, dtype: Dtype, device: str, **options: 
 
 
 def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int, device: str) -> Any:
-    """A randomly initialised model; the same seed gives the same weights."""
+    """A randomly initialised model; the same seed gives the same weights, of variance 1 / width."""
     config = AutoConfig.for_model(
         model.architecture,
         vocab_size=len(tokenizer),
@@ -37,6 +37,7 @@ def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int
         head_dim=model.hidden_size // model.heads,
         intermediate_size=model.intermediate_size,
         max_position_embeddings=max_length,
+        initializer_range=model.hidden_size**-0.5,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

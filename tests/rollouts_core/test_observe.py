@@ -1,0 +1,141 @@
+"""Metrics, timing, run records and the report page."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts_core.config import PipelineConfig
+from rollouts_core.config_files import load_config, to_data
+from rollouts_core.errors import BadInput
+from rollouts_core.observe.metrics import JSONLLogger, keep_steps, read_jsonl
+from rollouts_core.observe.plots import interval_plot, line_plot, stacked_plot
+from rollouts_core.observe.report import write_report
+from rollouts_core.observe.runs import AccuracyRecord, find_run, list_runs, open_run
+from rollouts_core.observe.timing import PhaseTimer
+
+
+def test_metrics_lines_and_going_back(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    logger = JSONLLogger(path)
+    for step in range(1, 6):
+        logger.log({"loss": 1 / step}, step)
+    with path.open("a") as file:
+        file.write('{"step": 6, "lo')
+    keep_steps(path, 3)
+    assert [record["step"] for record in read_jsonl(path)] == [1, 2, 3]
+    keep_steps(tmp_path / "absent.jsonl", 3)
+    assert read_jsonl(tmp_path / "absent.jsonl") == []
+
+
+def test_phases_and_the_rest_add_up_to_the_step() -> None:
+    timer = PhaseTimer()
+    with timer.phase("gen"):
+        sum(range(10_000))
+    with timer.phase("gen"):
+        sum(range(10_000))
+    metrics = timer.metrics()
+    assert set(metrics) == {"timing_s/gen", "timing_s/step", "timing_s/unaccounted"}
+    assert metrics["timing_s/gen"] + metrics["timing_s/unaccounted"] == pytest.approx(metrics["timing_s/step"])
+    assert metrics["timing_s/unaccounted"] > 0
+
+
+def test_a_run_record_follows_its_run(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
+    run = open_run(tmp_path, pipeline_config, [("sft", "k"), ("report", None)], "flow-1")
+    run.stage("sft", "k", "Running")
+    run.stage("sft", "k", "Completed", 1.5)
+    run.stage("extra", None, "Completed")
+    (record,) = list_runs(tmp_path)
+    assert [(stage.name, stage.state) for stage in record.stages] == [
+        ("sft", "Completed"),
+        ("report", "Pending"),
+        ("extra", "Completed"),
+    ]
+    run.end("Failed", "why")
+    assert find_run(tmp_path, run.run_id[:8]).error == "why"
+    assert load_config(run.directory / "config.json") == pipeline_config
+    events = [json.loads(line) for line in (run.directory / "events.jsonl").read_text().splitlines()]
+    assert [event.get("state") or event.get("run") for event in events] == [
+        "Running",
+        "Completed",
+        "Completed",
+        "Failed",
+    ]
+
+
+def test_a_retried_flow_run_goes_on_in_its_record(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
+    first = open_run(tmp_path, pipeline_config, [("sft", "k")], "flow-1")
+    first.end("Failed", "why")
+    again = open_run(tmp_path, pipeline_config, [("sft", "k")], "flow-1")
+    assert (again.run_id, again.record.state, again.record.error) == (first.run_id, "Running", None)
+    other = open_run(tmp_path, pipeline_config, [("sft", "k")], "flow-2")
+    assert other.run_id != first.run_id
+    with pytest.raises(BadInput, match="begins the id of 2 runs"):
+        find_run(tmp_path, "small")
+
+
+class Page(HTMLParser):
+    """Collects what a page would load from elsewhere, and checks that its tags are balanced."""
+
+    VOID = ("meta", "br", "link", "img", "path", "use", "rect", "circle")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.outside += [
+            value for name, value in attributes if name in ("src", "href") and value and not value.startswith("#")
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
+    run = open_run(tmp_path, pipeline_config, [("sft", "k" * 64), ("report", None)], None)
+    points = ("base", "sft", "rl")
+    accuracies = tuple(AccuracyRecord(point, 0.1 * i, 0.1 * i, 0.1 * i + 0.05, 20) for i, point in enumerate(points))
+    write_results(tmp_path, points)
+    path = write_report(replace(run.record, accuracies=accuracies), tmp_path, to_data(pipeline_config))
+    page = Page()
+    page.feed(path.read_text())
+    page.close()
+    assert page.outside == []
+    assert page.open == []
+    text = path.read_text()
+    assert text.count("<svg") == 7
+    for words in ("after RL", "20.0 %", "&lt;b&gt;1+1=&lt;/b&gt;", "kkkkkkkk", "n_samples_per_prompt", "unaccounted"):
+        assert words in text
+
+
+def write_results(directory: Path, points: tuple[str, ...]) -> None:
+    sft, rl = JSONLLogger(directory / "sft_metrics.jsonl"), JSONLLogger(directory / "rl_metrics.jsonl")
+    for step in range(1, 4):
+        sft.log({"loss": 1.0 / step}, step)
+        mismatch = {f"sampling/sampling_logp_difference/{name}": 1e-6 for name in ("mean", "max")}
+        lengths = {f"completions/{name}_length": 3.0 for name in ("mean", "max")}
+        timing: dict[str, Any] = {"timing_s/gen": 1.0, "timing_s/unaccounted": 0.1, "timing_s/step": 1.1}
+        rl.log({"reward": 0.5, "reward_std": 0.1, "entropy": 1.0, **mismatch, **lengths, **timing}, step)
+    (directory / "evaluation").mkdir()
+    for point in points:
+        logger = JSONLLogger(directory / "evaluation" / f"{point}.jsonl")
+        for row in range(3):
+            logger.log({"prompt": "<b>1+1=</b>", "response": "2", "answer": "2", "reward": float(row)}, row)
+
+
+def test_plots_are_svg_and_the_same_each_time() -> None:
+    for plot in (
+        lambda: line_plot("t", "x", {"a": ([1, 2], [3.0, 4.0])}, log_y=True),
+        lambda: stacked_plot("t", "x", [1, 2], {"a": [1.0, 2.0], "b": [1.0, 1.0]}),
+        lambda: interval_plot("t", {"a": (0.0, 0.0, 5.0), "b": (100.0, 97.0, 100.0)}),
+    ):
+        assert plot().startswith("<svg")
+        assert plot() == plot()

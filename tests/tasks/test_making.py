@@ -1,0 +1,92 @@
+"""What is around every task: what is retried, what is announced, what is recorded."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.states import Failed
+
+from infra.errors import JobFailed
+from rollouts_core.config import PipelineConfig
+from rollouts_core.errors import BadInput
+from rollouts_core.observe.runs import RunLog, open_run
+from tasks import (
+    bootstrap,
+    evaluate,
+    provision,
+    report,
+    rl,
+    serve,
+    sft,
+    sync,
+    tokenize,
+)
+from tasks.events import Event, StageChanged, logger
+from tasks.making import recorded, retry_mends
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (JobFailed("killed", (), mendable=True), True),
+        (JobFailed("bad data", (), mendable=False), False),
+        (BadInput("no such file"), False),
+        (ValueError("a fault in our code"), False),
+    ],
+)
+def test_only_what_a_retry_can_mend_is_retried(error: Exception, again: bool) -> None:
+    state = Failed(data=error)
+    assert retry_mends(None, None, state) is again  # type: ignore[arg-type]
+
+
+def test_every_task_has_a_timeout_and_jobs_are_retried_with_backoff_and_jitter() -> None:
+    jobs = [tokenize.tokenize, sft.sft, rl.rl, evaluate.evaluate]
+    light = [bootstrap.bootstrap, provision.provision_task, serve.serve_task, sync.sync, report.report]
+    for task in [*jobs, *light]:
+        assert task.timeout_seconds
+    for task in jobs:
+        assert task.retries == 2
+        assert task.retry_delay_seconds == [2.0, 4.0]
+        assert task.retry_jitter_factor
+        assert task.retry_condition_fn is retry_mends
+    assert not any(task.retries for task in light)
+
+
+@pytest.fixture
+def run(pipeline_config: PipelineConfig, tmp_path: Path) -> RunLog:
+    return open_run(tmp_path, pipeline_config, [("sft", "k")], None)
+
+
+@pytest.fixture
+def announced() -> Iterator[list[Event]]:
+    events: list[Event] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            events.append(record.__dict__["event"])
+
+    collector = Collector()
+    logger.addHandler(collector)
+    yield events
+    logger.removeHandler(collector)
+
+
+def states(events: list[Event]) -> list[str]:
+    return [event.state for event in events if isinstance(event, StageChanged)]
+
+
+def test_a_stage_is_recorded_and_announced(run: RunLog, announced: list[Event]) -> None:
+    with recorded(run, "sft", "k") as outcome:
+        assert run.record.stages[0].state == "Running"
+        outcome.state = "Cached"
+    assert run.record.stages[0].state == "Cached"
+    assert states(announced) == ["Running", "Cached"]
+
+
+@pytest.mark.parametrize(("error", "state"), [(ValueError(), "Failed"), (KeyboardInterrupt(), "Cancelled")])
+def test_a_stage_that_ends_badly(run: RunLog, announced: list[Event], error: BaseException, state: str) -> None:
+    with pytest.raises(type(error)), recorded(run, "sft", "k"):
+        raise error
+    assert run.record.stages[0].state == state
+    assert states(announced) == ["Running", state]
