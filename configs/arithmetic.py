@@ -17,6 +17,13 @@ config = PipelineConfig(
         max_length=16,
     ),
     sft=SFTConfig(steps=500, batch_size=128, learning_rate=3e-3, warmup_steps=50, schedule="linear"),
-    rl=RLConfig(steps=80, steps_per_segment=40, batch_size=32, learning_rate=1e-4, max_new_tokens=4),
+    rl=RLConfig(
+        steps=100,
+        steps_per_segment=50,
+        batch_size=64,
+        n_samples_per_prompt=4,
+        learning_rate=2e-4,
+        max_new_tokens=4,
+    ),
     evaluation=EvaluationConfig(max_new_tokens=4),
 )

@@ -31,7 +31,7 @@ def stages_shown() -> Iterator[Console]:
         TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[note]}"),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not _has_screen(console),
     )
     handler = _Screen(console, bars)
     events.addHandler(handler)
@@ -65,7 +65,7 @@ class _Screen(logging.Handler):
                 self._progress(name, done, total, note)
 
     def _progress(self, name: str, done: int, total: int, note: str) -> None:
-        if not self._console.is_terminal:
+        if not _has_screen(self._console):
             if time.monotonic() - self._told.get(name, 0.0) > PLAIN_SECONDS:
                 self._told[name] = time.monotonic()
                 self._console.print(f"  {name:<14} {done}/{total}  {note}")
@@ -98,6 +98,10 @@ def stage_table(rows: list[tuple[str, str, str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _has_screen(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _escaped(text: str) -> str:

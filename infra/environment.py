@@ -5,11 +5,10 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 
 from infra.errors import MachineError
+from rollouts_core.store.fingerprint import installed_versions
 from rollouts_core.store.keys import key_of
 from rollouts_core.store.local import LocalStore
 from rollouts_core.store.manifest import ArtifactId, Provenance
@@ -50,7 +49,7 @@ def check_environment(store: LocalStore) -> None:
             external={},
             code={},
             git_commit=None,
-            libraries=dict(_versions()),
+            libraries=installed_versions(LIBRARIES),
             host={"platform": platform.platform(), "python": platform.python_version()},
             started_at=started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - began, 3),
@@ -64,15 +63,5 @@ def _description() -> dict[str, object]:
         "python": platform.python_version(),
         "interpreter": sys.executable,
         "platform": platform.platform(),
-        "libraries": _versions(),
+        "libraries": installed_versions(LIBRARIES),
     }
-
-
-def _versions() -> Mapping[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rollouts_core.observe.metrics import JSONLLogger, keep_steps
 from rollouts_core.stages.stage import Stage, canonical_spec
-from rollouts_core.store.fingerprint import code_fingerprint
+from rollouts_core.store.fingerprint import code_fingerprint, installed_versions
 from rollouts_core.store.local import LocalStore
 from rollouts_core.store.manifest import Provenance
 
@@ -95,7 +94,7 @@ def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[s
         external={role: external.identity for role, external in stage.external.items()},
         code=code_fingerprint(stage.module),
         git_commit=_git_commit(),
-        libraries=_libraries(),
+        libraries=installed_versions(LIBRARIES),
         host={
             "platform": platform.platform(),
             "python": platform.python_version(),
@@ -120,14 +119,3 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.stdout.strip()
-
-
-@cache
-def _libraries() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

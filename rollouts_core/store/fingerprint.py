@@ -1,11 +1,14 @@
-"""A fingerprint of the code behind a stage: the modules of this library that its module imports, directly or not.
+"""What a result was made with: library versions, and a fingerprint of the code behind a stage, the modules of this
+library that its module imports, directly or not.
 
 Comments, docstrings and formatting do not count: each file is hashed as its syntax tree.
 """
 
 import ast
 import hashlib
+from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = "rollouts_core"
@@ -23,6 +26,17 @@ def code_fingerprint(module: str) -> dict[str, str]:
         found[name], imports = _read(path)
         pending += imports
     return dict(sorted(found.items()))
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of the distributions among `names` that are installed; importing none of them."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 @cache
