@@ -85,7 +85,7 @@ class PretrainedModel:
     kind: Literal["pretrained"] = "pretrained"
     name: Operational[str] = Field(min_length=1, description="Hub name, as 'Qwen/Qwen3-0.6B', or a local directory.")
     revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
-    dtype: Dtype = Field(default="bfloat16", description="Type of the weights.")
+    dtype: Dtype = Field(default="float32", description="Type of the weights; the optimizer steps in it, too.")
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
 

@@ -170,6 +170,27 @@ def test_one_long_segment_equals_two_short_ones(made: tuple[Plan, LocalStore], s
     assert same(state(store, whole), state(store, stages.rl[-1]))
 
 
+def test_rl_begins_with_a_pretrained_model_and_its_reference(
+    made: tuple[Plan, LocalStore], small_config: dict[str, Any], tmp_path: Path
+) -> None:
+    stages, store = made
+    assert stages.sft is not None
+    directory = shutil.copytree(store.open(stages.sft.artifact) / "policy", tmp_path / "pretrained")
+    small_config |= {"sft": None, "model": {"kind": "pretrained", "name": str(directory)}}
+    small_config["rl"]["kl_coef"] = 0.05
+    later = plan(from_data(small_config))
+    session: dict[str, object] = {}
+    for stage in later.stages:
+        make(stage, store, session)
+    assert [stage.name for stage in later.stages] == ["tokenize", "rl-1", "rl-2", "evaluate-base", "evaluate-rl"]
+    first, last = (read_jsonl(store.open(stage.artifact) / "metrics.jsonl") for stage in later.rl)
+    assert abs(first[0]["kl"]) < 1e-6
+    assert last[-1]["kl"] > 0
+    moved = shutil.copytree(directory, tmp_path / "moved")
+    small_config["model"]["name"] = str(moved)
+    assert [stage.key for stage in plan(from_data(small_config)).stages] == [stage.key for stage in later.stages]
+
+
 def test_the_policy_is_a_hugging_face_directory(made: tuple[Plan, LocalStore]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
