@@ -27,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.command(options))
     except RolloutsError as error:
         print(f"error: {error}", file=sys.stderr)
+        if options.json:
+            print(json.dumps({"run_id": None, "state": "Failed", "error": str(error)}))
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -51,10 +53,8 @@ def run_command(options: argparse.Namespace) -> int:
     flow_run_id = str(state.state_details.flow_run_id)
     assert config.store.path is not None, "place_store decided it"
     record = next((run for run in list_runs(config.store.path) if run.flow_run_id == flow_run_id), None)
-    if record is None:
-        error = state.result(raise_on_failure=False)
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if record is None or (record.error is None and not state.is_completed()):
+        raise RolloutsError(str(state.result(raise_on_failure=False)))
     print_record(record, console if options.json else None)
     if options.json:
         print(json.dumps(asdict(record)))

@@ -148,6 +148,8 @@ def _complete_lines(cursor: Cursor, file: str, data: bytes) -> list[str]:
 
 def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:
     lines = tuple(cursor.last_lines)
+    if status.state == "absent":
+        return JobFailed(f"stage {stage.name}: its job left no trace; its machine's disk may be full", lines, False)
     if status.state == "lost":
         return JobFailed(f"stage {stage.name}: its job was killed", lines, mendable=True)
     if status.reason != "exited":

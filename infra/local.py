@@ -28,19 +28,16 @@ class LocalMachine:
 
     def start(self, job: Job) -> None:
         directory = self._jobs / job.name
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _held(directory / "lock"):
-            command = [part.format(directory=directory.resolve()) for part in job.command]
-            limits = {"time_limit": job.time_limit, "unattended_limit": job.unattended_limit}
-            _write_json(directory / "spec.json", job.spec)
-            _write_json(directory / "job.json", {"command": command, **limits})
         try:
+            self._prepare(job, directory)
             subprocess.run(
                 [sys.executable, runner.__file__, str(directory)],
                 check=True, timeout=START_DEADLINE, capture_output=True, text=True, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.CalledProcessError as error:
             raise MachineError(f"job {job.name} could not be started: {error.stderr.strip()}") from error
+        except OSError as error:
+            raise MachineError(f"job {job.name} could not be set up in {directory}: {error.strerror}") from error
 
     def poll(self, job: str) -> JobStatus:
         directory = self._jobs / job
@@ -79,6 +76,14 @@ class LocalMachine:
             if time.monotonic() > end:
                 raise MachineError(f"job {job} did not end within {CANCEL_DEADLINE:.0f} s of being cancelled")
             time.sleep(0.05)
+
+    def _prepare(self, job: Job, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _held(directory / "lock"):
+            command = [part.format(directory=directory.resolve()) for part in job.command]
+            limits = {"time_limit": job.time_limit, "unattended_limit": job.unattended_limit}
+            _write_json(directory / "spec.json", job.spec)
+            _write_json(directory / "job.json", {"command": command, **limits})
 
 
 def _held(lock: Path) -> bool:

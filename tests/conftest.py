@@ -162,6 +162,19 @@ def free_port() -> int:
         return port
 
 
+def job_process(directory: Path) -> int:
+    """The process that was given this directory as its argument, the runner apart."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"rollouts_core.stages.job" in arguments and str(directory).encode() in arguments:
+                return int(entry.name)
+    raise AssertionError(f"no process works in {directory}")
+
+
 def _merged(base: Any, change: Any) -> Any:
     return {**base, **change} if isinstance(base, dict) and isinstance(change, dict) else change
 

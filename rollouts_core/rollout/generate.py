@@ -1,5 +1,6 @@
 """From prompts to samples: `generate_samples` for one batch, `generate_rollout_batches` for an endless stream."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,21 +30,10 @@ def generate_samples(
 ) -> list[Sample]:
     """`n_samples_per_prompt` answers to each prompt, unscored; a prompt's answers follow one another.
 
-    A sample's draws follow from (seed, step, prompt's row, number of the sample) alone.
+    A sample's draws follow from (seed, step, prompt's row, number of the sample) alone. Where a batch wraps around an
+    epoch, a prompt may stand in it twice; its samples are then numbered on.
     """
-    stop = (tokenizer.eos_token_id,)
-    requests = [
-        GenerationRequest(
-            request_id=f"{step}/{group}/{number}",
-            prompt_tokens=prompt.tokens,
-            max_new_tokens=config.max_new_tokens,
-            stop_token_ids=stop,
-            temperature=config.temperature,
-            seed=request_seed(config.seed, step, prompt.source_row, number),
-        )
-        for group, prompt in enumerate(prompts)
-        for number in range(config.n_samples_per_prompt)
-    ]
+    requests = _requests(prompts, config, step, (tokenizer.eos_token_id,))
     completions = engine.generate(requests)
     texts = tokenizer.batch_decode([completion.tokens for completion in completions], skip_special_tokens=True)
     return [
@@ -65,6 +55,28 @@ def generate_rollout_batches(
         prompts, data_buffer = data_buffer.get_prompts(config.batch_size)
         yield score(generate_samples(engine, tokenizer, prompts, config, step)), data_buffer
         step += 1
+
+
+def _requests(
+    prompts: Sequence[Prompt], config: RolloutConfig, step: int, stop: tuple[int, ...]
+) -> list[GenerationRequest]:
+    requests = []
+    seen: Counter[int] = Counter()
+    for group, prompt in enumerate(prompts):
+        for number in range(config.n_samples_per_prompt):
+            numbered_on = seen[prompt.source_row] * config.n_samples_per_prompt + number
+            requests.append(
+                GenerationRequest(
+                    request_id=f"{step}/{group}/{number}",
+                    prompt_tokens=prompt.tokens,
+                    max_new_tokens=config.max_new_tokens,
+                    stop_token_ids=stop,
+                    temperature=config.temperature,
+                    seed=request_seed(config.seed, step, prompt.source_row, numbered_on),
+                )
+            )
+        seen[prompt.source_row] += 1
+    return requests
 
 
 def _sample(prompt: Prompt, group: int, completion: Completion, text: str) -> Sample:

@@ -1,5 +1,6 @@
 """Supervised fine-tuning: the artifact is `policy/`, a Hugging Face model directory, and `metrics.jsonl`."""
 
+import math
 import shutil
 from functools import partial
 
@@ -40,20 +41,16 @@ def run(work: Work) -> dict[str, float]:
         backend.load(directory)
         print(f"resuming after step {start}")
     work.log.covers(0, training.steps, start)
-
-    def checkpoint(step: int) -> None:
-        with new_checkpoint(work.scratch / "checkpoints", step) as directory:
-            backend.save(directory)
-
-    settings = SFTTrainingConfig(
-        num_steps=training.steps,
-        batch_size=training.batch_size,
-        gradient_accumulation=training.gradient_accumulation,
-        seed=spec.seed,
-        log_every=training.log_every,
-        checkpoint_every=training.checkpoint_every,
-    )
-    metrics = run_sft_training(backend, examples, settings, work.log, checkpoint, start)
+    settings = SFTTrainingConfig(training.steps, training.batch_size, training.gradient_accumulation, spec.seed)
+    loss = math.nan
+    for step in run_sft_training(backend, examples, settings, start):
+        loss = step.metrics["loss"]
+        last = step.step == training.steps
+        if step.step % training.log_every == 0 or last:
+            work.log.log(step.metrics, step.step)
+        if step.step % training.checkpoint_every == 0 and not last:
+            with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
+                backend.save(directory)
     save_policy(model, tokenizer, work.out / "policy")
     shutil.copyfile(work.scratch / "metrics.jsonl", work.out / "metrics.jsonl")
-    return {"loss": metrics["loss"]} if metrics else {}
+    return {"loss": loss}

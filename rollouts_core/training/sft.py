@@ -4,13 +4,12 @@ Deviations from a textbook loop, on purpose: the batch of a step is a pure funct
 needs the step number alone; the loss is a mean over all learnt tokens of an optimizer step, however it is split.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rollouts_core.data.batching import batch_indices, padding_fraction
 from rollouts_core.data.collate import collate_batch, learnt_tokens
 from rollouts_core.data.tokenized import Example
-from rollouts_core.observe.metrics import MetricsLogger
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.training.backend import Metrics, TrainingBackend
 
@@ -21,25 +20,20 @@ class SFTTrainingConfig:
     batch_size: int
     gradient_accumulation: int
     seed: int
-    log_every: int
-    checkpoint_every: int
+
+
+@dataclass(frozen=True)
+class SFTStep:
+    step: int
+    """Counted from 1."""
+    metrics: Metrics
 
 
 def run_sft_training(
-    backend: TrainingBackend,
-    samples: Sequence[Example],
-    config: SFTTrainingConfig,
-    metrics_logger: MetricsLogger,
-    checkpoint: Callable[[int], None] = lambda step: None,
-    start: int = 0,
-) -> Metrics:
-    """Train from step `start` to `num_steps`; `checkpoint(step)` is called every so often, not after the last.
-
-    Returns the last step's metrics.
-    """
+    backend: TrainingBackend, samples: Sequence[Example], config: SFTTrainingConfig, start: int = 0
+) -> Iterator[SFTStep]:
+    """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on."""
     lengths = tuple(len(sample.tokens) for sample in samples)
-    trained_tokens = 0
-    metrics: Metrics = {}
     for step in range(start + 1, config.num_steps + 1):
         timer = PhaseTimer()
         with timer.phase("data"):
@@ -48,21 +42,15 @@ def run_sft_training(
             summed = _accumulate(backend, batch, config.gradient_accumulation)
         with timer.phase("optim"):
             optimizer_metrics = backend.optim_step().result()
-        trained_tokens += int(summed["tokens_sum"])
-        if step % config.checkpoint_every == 0 and step < config.num_steps:
-            with timer.phase("save_checkpoint"):
-                checkpoint(step)
         metrics = {
             "loss": summed["loss_sum"] / max(1.0, summed["tokens_sum"]),
             **optimizer_metrics,
-            "num_tokens": float(trained_tokens),
+            "num_tokens": summed["tokens_sum"],
             "epoch": step * config.batch_size / len(samples),
             "padding_fraction": padding_fraction([len(sample.tokens) for sample in batch]),
             **timer.metrics(),
         }
-        if step % config.log_every == 0 or step == config.num_steps:
-            metrics_logger.log(metrics, step)
-    return metrics
+        yield SFTStep(step, metrics)
 
 
 def _accumulate(backend: TrainingBackend, batch: Sequence[Example], passes: int) -> Metrics:

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rollouts_core.observe.metrics import read_jsonl
-from tests.conftest import COMMAND_DEADLINE, Done
+from tests.conftest import COMMAND_DEADLINE, Done, job_process
 
 STAGES = [
     "provision", "bootstrap", "tokenize", "sft", "serve", "rl-1", "rl-2",
@@ -139,6 +139,21 @@ def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     assert json.loads((job / "attempt.json").read_text())["number"] == 1
     records = {record["state"] for record in rollouts("runs", "--json").json()}
     assert records == {"Running", "Completed"}
+
+
+def test_a_job_killed_during_a_run_is_started_again_and_the_run_completes(
+    rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = config_file(sft={"steps": 1200, "log_every": 1}, rl=None)
+    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
+    with (tmp_path / "run.log").open("w") as log:
+        run = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
+    wait_for(lambda: list((tmp_path / ".rollouts" / "work").glob("sft-*/checkpoints/step-*")))
+    os.kill(job_process(job), signal.SIGKILL)
+    assert run.wait(COMMAND_DEADLINE) == 0, (tmp_path / "run.log").read_text()
+    assert json.loads((job / "attempt.json").read_text())["number"] == 2
+    assert "resuming after step" in (job / "log").read_text()
 
 
 def test_an_interrupted_run_ends_its_job_and_says_so(

@@ -17,6 +17,7 @@ from rollouts_core.config_files import from_data
 from rollouts_core.observe.runs import open_run
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.local import LocalStore
+from tests.conftest import job_process
 
 
 @pytest.fixture
@@ -70,8 +71,10 @@ def test_whoever_stops_waiting_ends_the_job(stages: Plan, session: MachineSessio
 
 
 def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bits(
-    stages: Plan, session: MachineSession, tmp_path: Path
+    small_config: dict[str, Any], session: MachineSession, tmp_path: Path
 ) -> None:
+    small_config["sft"]["steps"] = 800
+    stages = plan(from_data(small_config))
     assert stages.sft is not None
     stage = stages.sft
     list(make_in_job(stages.tokenize, [stages.tokenize], session))
@@ -81,10 +84,12 @@ def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bi
         list(make_in_job(undisturbed, [undisturbed], elsewhere))
 
     def kill_the_job() -> None:
-        """After the first checkpoint is there."""
+        """Once, when the first checkpoint is there."""
+        killed = False
         for event in make_in_job(stage, [stage], session):
             checkpoints = session.store.work(stage.artifact) / "checkpoints"
-            if isinstance(event, Progress) and list(checkpoints.glob("step-*")):
+            if not killed and isinstance(event, Progress) and list(checkpoints.glob("step-*")):
+                killed = True
                 os.kill(job_process(session.store.root / "jobs" / stage.artifact.directory), signal.SIGKILL)
 
     with pytest.raises(JobFailed, match="killed by signal 9") as caught:
@@ -94,16 +99,3 @@ def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bi
     assert any(line.startswith("resuming after step") for line in lines)
     files = [s.store.open(stage.artifact) / "policy" / "model.safetensors" for s in (session, elsewhere)]
     assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def job_process(directory: Path) -> int:
-    """The process that was given this directory as its argument, the runner apart."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"rollouts_core.stages.job" in arguments and str(directory).encode() in arguments:
-                return int(entry.name)
-    raise AssertionError(f"no process works in {directory}")

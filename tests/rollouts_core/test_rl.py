@@ -15,7 +15,7 @@ from rollouts_core.config_files import from_data
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
-from rollouts_core.rollout.generate import RolloutConfig, generate_rollout_batches
+from rollouts_core.rollout.generate import RolloutConfig, generate_rollout_batches, generate_samples
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.stages.work import make_stage
 from rollouts_core.store.local import LocalStore
@@ -89,6 +89,14 @@ def test_kl_is_zero_at_first_and_grows() -> None:
 def test_prompts_are_taken_in_the_order_of_the_buffer() -> None:
     seen = [sample.prompt.source_row for step in train(5) for sample in step.samples[::4]]
     assert seen == [prompt.source_row for prompt in DataBuffer(prompts(), 0).get_prompts(30)[0]]
+
+
+def test_a_prompt_that_stands_twice_in_a_batch_gets_other_samples_the_second_time() -> None:
+    _, engine = parts()
+    (prompt,) = prompts(1)
+    twice, once = (generate_samples(engine, character_tokenizer(), [prompt] * n, ROLLOUT, step=1) for n in (2, 1))
+    assert [sample.tokens for sample in twice[:4]] == [sample.tokens for sample in once]
+    assert [sample.tokens for sample in twice[4:]] != [sample.tokens for sample in once]
 
 
 def test_rollout_batches_come_without_end() -> None:

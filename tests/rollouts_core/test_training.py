@@ -17,16 +17,6 @@ from rollouts_core.training.sft import SFTTrainingConfig, run_sft_training
 from tests.rollouts_core.models import VOCABULARY, tiny_model
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.last: dict[str, float] = {}
-
-    def log(self, metrics: Any, step: int) -> None:
-        self.steps.append(step)
-        self.last = dict(metrics)
-
-
 def examples(count: int = 40) -> list[Example]:
     random = np.random.default_rng(0)
     made = []
@@ -47,7 +37,12 @@ def backend(steps: int = 20) -> PyTorchTrainingBackend:
 
 
 def settings(steps: int = 20, accumulation: int = 1) -> SFTTrainingConfig:
-    return SFTTrainingConfig(steps, 8, accumulation, seed=1, log_every=5, checkpoint_every=100)
+    return SFTTrainingConfig(steps, 8, accumulation, seed=1)
+
+
+def run(trained: PyTorchTrainingBackend, config: SFTTrainingConfig, start: int = 0) -> None:
+    for _ in run_sft_training(trained, examples(), config, start):
+        pass
 
 
 def weights(trained: PyTorchTrainingBackend) -> dict[str, torch.Tensor]:
@@ -55,50 +50,50 @@ def weights(trained: PyTorchTrainingBackend) -> dict[str, torch.Tensor]:
 
 
 def test_the_loss_falls_and_metrics_account_for_the_time() -> None:
-    trained, recorder = backend(60), Recorder()
-    first = run_sft_training(trained, examples(8), settings(1), Recorder())["loss"]
-    last = run_sft_training(trained, examples(8), settings(60), recorder)["loss"]
-    assert last < first / 2
-    assert recorder.steps == list(range(5, 61, 5))
-    phases = sum(value for name, value in recorder.last.items() if name.startswith("timing_s/"))
-    assert phases == pytest.approx(2 * recorder.last["timing_s/step"])
-    assert {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens"} <= set(recorder.last)
+    trained = backend(60)
+    steps = list(run_sft_training(trained, examples(8), settings(60)))
+    assert steps[-1].metrics["loss"] < steps[0].metrics["loss"] / 2
+    assert [step.step for step in steps] == list(range(1, 61))
+    metrics = steps[-1].metrics
+    phases = sum(value for name, value in metrics.items() if name.startswith("timing_s/"))
+    assert phases == pytest.approx(2 * metrics["timing_s/step"])
+    assert {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens"} <= set(metrics)
 
 
 def test_two_runs_give_the_same_bits() -> None:
     one, other = backend(), backend()
     for trained in (one, other):
-        run_sft_training(trained, examples(), settings(), Recorder())
+        run(trained, settings())
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
 
 
 def test_gradient_accumulation_changes_nothing_but_rounding() -> None:
     one, other = backend(), backend()
-    run_sft_training(one, examples(), settings(5), Recorder())
-    run_sft_training(other, examples(), settings(5, accumulation=4), Recorder())
+    run(one, settings(5))
+    run(other, settings(5, accumulation=4))
     for name, value in weights(one).items():
         torch.testing.assert_close(value, weights(other)[name], atol=2e-4, rtol=2e-3)
 
 
 def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     straight = backend()
-    run_sft_training(straight, examples(), settings(), Recorder())
+    run(straight, settings())
     first = backend()
-    run_sft_training(first, examples(), settings(7), Recorder())
+    run(first, settings(7))
     with new_checkpoint(tmp_path, 7) as directory:
         first.save(directory)
     resumed = backend()
     found = last_checkpoint(tmp_path)
     assert found is not None
     resumed.load(found[1])
-    run_sft_training(resumed, examples(), settings(), Recorder(), start=found[0])
+    run(resumed, settings(), start=found[0])
     assert resumed.weight_version == straight.weight_version == 20
     assert all(torch.equal(value, weights(resumed)[name]) for name, value in weights(straight).items())
 
 
 def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
     trained = backend()
-    run_sft_training(trained, examples(), settings(2), Recorder())
+    run(trained, settings(2))
     trained.save(tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json"}
 
@@ -118,9 +113,8 @@ def test_an_unfinished_checkpoint_is_never_taken_and_old_ones_go(tmp_path: Path)
 
 def test_clipping_bounds_the_step() -> None:
     trained = create_pytorch_backend(tiny_model(), create_cross_entropy_loss(), learning_rate=1e-3, max_grad_norm=1e-3)
-    recorder = Recorder()
-    run_sft_training(trained, examples(), settings(5), recorder)
-    assert recorder.last["grad_norm"] > 1e-3  # logged before clipping
+    *_, last = run_sft_training(trained, examples(), settings(5))
+    assert last.metrics["grad_norm"] > 1e-3  # measured before clipping
 
 
 def test_weights_can_be_replaced_only_by_their_like() -> None:
