@@ -18,7 +18,7 @@ config = PipelineConfig(
     ),
     sft=SFTConfig(steps=500, batch_size=128, learning_rate=3e-3, warmup_steps=50, schedule="linear"),
     rl=RLConfig(
-        steps=100,
+        steps=150,
         steps_per_segment=50,
         batch_size=64,
         n_samples_per_prompt=4,

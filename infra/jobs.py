@@ -73,7 +73,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     job = stage_job(chain, session)
     machine = session.machine
     found = frozenset(link.name for link in chain if session.store.has(link.artifact))
-    machine.start(job)
+    if stage.name not in found:
+        machine.start(job)
     if job.name not in session.cursors:
         begun = machine.attempt(job.name)
         session.cursors[job.name] = Cursor(begun.log, begun.metrics, found)
@@ -128,17 +129,20 @@ def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
 
 
 def _new_output(machine: Machine, job: str, cursor: Cursor) -> Iterator[LogLine | Progress]:
-    data = machine.read(job, "log", cursor.log)
-    cursor.log += len(data)
-    for line in _complete_lines(cursor, "log", data):
-        cursor.last_lines.append(line)
-        yield LogLine(line)
-    data = machine.read(job, "metrics.jsonl", cursor.metrics)
-    cursor.metrics += len(data)
-    for line in _complete_lines(cursor, "metrics.jsonl", data):
-        record: dict[str, Any] = json.loads(line)
-        metrics = {name: value for name, value in record.items() if name not in ("step", "stage", "done", "total")}
-        yield Progress(record["stage"], record["done"], record["total"], metrics)
+    while data := machine.read(job, "log", cursor.log):
+        cursor.log += len(data)
+        for line in _complete_lines(cursor, "log", data):
+            cursor.last_lines.append(line)
+            yield LogLine(line)
+    while data := machine.read(job, "metrics.jsonl", cursor.metrics):
+        cursor.metrics += len(data)
+        for line in _complete_lines(cursor, "metrics.jsonl", data):
+            yield _progress(json.loads(line))
+
+
+def _progress(record: dict[str, Any]) -> Progress:
+    metrics = {name: value for name, value in record.items() if name not in ("step", "stage", "done", "total")}
+    return Progress(record["stage"], record["done"], record["total"], metrics)
 
 
 def _complete_lines(cursor: Cursor, file: str, data: bytes) -> list[str]:
