@@ -1,6 +1,5 @@
 """This machine."""
 
-import fcntl
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 from infra import runner
 from infra.errors import MachineError
 from infra.machine import Job, JobFile, JobStatus, Offsets
+from rollouts_core.store.locks import is_held
 
 START_DEADLINE = 30.0
 CANCEL_DEADLINE = 30.0
@@ -43,7 +43,7 @@ class LocalMachine:
         directory = self._jobs / job
         if not (directory / "attempt.json").exists():
             return JobStatus("absent")
-        if _held(directory / "lock"):
+        if is_held(directory / "lock"):
             return JobStatus("running")
         status = _read_json(directory / "status.json")
         if not status:
@@ -68,33 +68,22 @@ class LocalMachine:
 
     def cancel(self, job: str) -> None:
         lock = self._jobs / job / "lock"
-        if not _held(lock):
+        if not is_held(lock):
             return
         (self._jobs / job / "cancel").touch()
         end = time.monotonic() + CANCEL_DEADLINE
-        while _held(lock):
+        while is_held(lock):
             if time.monotonic() > end:
                 raise MachineError(f"job {job} did not end within {CANCEL_DEADLINE:.0f} s of being cancelled")
             time.sleep(0.05)
 
     def _prepare(self, job: Job, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _held(directory / "lock"):
+        if not is_held(directory / "lock"):
             command = [part.format(directory=directory.resolve()) for part in job.command]
             limits = {"time_limit": job.time_limit, "unattended_limit": job.unattended_limit}
             _write_json(directory / "spec.json", job.spec)
             _write_json(directory / "job.json", {"command": command, **limits})
-
-
-def _held(lock: Path) -> bool:
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -29,7 +29,7 @@ def report(config: PipelineConfig, stages: Plan, store: LocalStore, results: Pat
             key="accuracy",
             description=f"Held-out accuracy of {run.run_id}, with its 95 % interval",
         )
-    write_report(run.record, results, to_data(config))
+        write_report(run.record, results, to_data(config))
     return run.record
 
 

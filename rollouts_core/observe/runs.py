@@ -19,9 +19,11 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import save_config
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.store.locks import is_held, try_lock
 
 StageState = Literal["Pending", "Running", "Completed", "Cached", "Failed", "Cancelled"]
-RunState = Literal["Running", "Completed", "Failed", "Cancelled"]
+RunState = Literal["Running", "Completed", "Failed", "Cancelled", "Lost"]
+"""Lost: its orchestrator was killed. Jobs it had started may run on, and the next run of the config finds them."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,15 @@ _adapter = TypeAdapter(RunRecord)
 
 
 class RunLog:
-    """Writes one run's record. The only holder of its state; everybody else reads the file."""
+    """Writes one run's record, and holds its lock while it lives; everybody else reads the file."""
 
     def __init__(self, directory: Path, record: RunRecord) -> None:
         self.directory = directory
         self.record = record
         self._began = time.monotonic() - record.seconds
         self._events = JSONLLogger(directory / "events.jsonl")
+        self._lock = (directory / "lock").open("w")
+        try_lock(self._lock.fileno())
         self._write()
 
     @property
@@ -90,6 +94,7 @@ class RunLog:
 
     def end(self, state: RunState, error: str | None = None) -> None:
         self._change({"run": state}, state=state, error=error)
+        self._lock.close()
 
     def _change(self, event: dict[str, Any], **changes: Any) -> None:
         self.record = replace(self.record, seconds=round(time.monotonic() - self._began, 3), **changes)
@@ -119,7 +124,7 @@ def open_run(
 
 def list_runs(store_root: Path) -> list[RunRecord]:
     """All runs, the latest first."""
-    records = [_adapter.validate_json(path.read_bytes()) for path in (store_root / "runs").glob("*/run.json")]
+    records = [_read(path.parent) for path in (store_root / "runs").glob("*/run.json")]
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
@@ -132,6 +137,12 @@ def find_run(store_root: Path, run_id: str) -> RunRecord:
     if found:
         raise BadInput(f"{run_id} begins the id of {len(found)} runs: {', '.join(r.run_id for r in found[:5])}")
     raise BadInput(f"no run {run_id} in the store {store_root}; `rollouts runs` lists them")
+
+
+def _read(directory: Path) -> RunRecord:
+    record = _adapter.validate_json((directory / "run.json").read_bytes())
+    lost = record.state == "Running" and not is_held(directory / "lock")
+    return replace(record, state="Lost") if lost else record
 
 
 def _now() -> str:

@@ -13,7 +13,6 @@ name below `artifacts/` therefore always stands for a whole artifact, whatever w
 is the kernel's (`flock`), so it ends with its holder, `kill -9` included.
 """
 
-import fcntl
 import os
 import shutil
 import time
@@ -22,16 +21,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollouts_core.errors import BadInput, StoreError
+from rollouts_core.store.locks import try_lock
 from rollouts_core.store.manifest import (
     FILES,
     MANIFEST,
     ArtifactId,
     Manifest,
+    Provenance,
     list_files,
     read_manifest,
     write_manifest,
 )
-from rollouts_core.store.manifest import Provenance as Provenance
 
 MIN_FREE_BYTES = 256 * 2**20
 
@@ -78,7 +78,7 @@ class LocalStore:
         """
         (self.root / "locks").mkdir(parents=True, exist_ok=True)
         with (self.root / "locks" / artifact.directory).open("w") as lock:
-            _wait_for(lambda: _try_lock(lock.fileno()), deadline, f"another process is making {artifact.directory}")
+            _wait_for(lambda: try_lock(lock.fileno()), deadline, f"another process is making {artifact.directory}")
             if self.has(artifact):
                 yield None
                 return
@@ -137,14 +137,6 @@ class LocalStore:
             aside = self.root / "staging" / f"{artifact.directory}.damaged-{os.getpid()}"
             home.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _wait_for(condition: Callable[[], bool], deadline: float, reason: str) -> None:

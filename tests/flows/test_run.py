@@ -138,7 +138,7 @@ def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     assert second.status == 0, second.err
     assert json.loads((job / "attempt.json").read_text())["number"] == 1
     records = {record["state"] for record in rollouts("runs", "--json").json()}
-    assert records == {"Running", "Completed"}
+    assert records == {"Lost", "Completed"}
 
 
 def test_a_job_killed_during_a_run_is_started_again_and_the_run_completes(

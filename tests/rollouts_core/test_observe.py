@@ -1,6 +1,8 @@
 """Metrics, timing, run records and the report page."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -49,6 +51,7 @@ def test_a_run_record_follows_its_run(pipeline_config: PipelineConfig, tmp_path:
     run.stage("sft", "k", "Completed", 1.5)
     run.stage("extra", None, "Completed")
     (record,) = list_runs(tmp_path)
+    assert record.state == "Running"
     assert [(stage.name, stage.state) for stage in record.stages] == [
         ("sft", "Completed"),
         ("report", "Pending"),
@@ -64,6 +67,16 @@ def test_a_run_record_follows_its_run(pipeline_config: PipelineConfig, tmp_path:
         "Completed",
         "Failed",
     ]
+
+
+def test_a_run_whose_orchestrator_was_killed_is_lost(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
+    orchestrator = os.fork()
+    if orchestrator == 0:
+        run = open_run(tmp_path, pipeline_config, [("sft", "k")], None)
+        run.stage("sft", "k", "Running")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(orchestrator, 0)
+    assert [record.state for record in list_runs(tmp_path)] == ["Lost"]
 
 
 def test_a_retried_flow_run_goes_on_in_its_record(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
