@@ -5,6 +5,7 @@ which rewards read. Problems name the file and the line, and are reported togeth
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +69,11 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
 def _dataset(source: HubDataset, external: External) -> Iterator[tuple[str, Any]]:
     import datasets
 
-    files = list(source.data_files) or None
+    files = external.location.split(os.pathsep) if source.data_files else None
+    name = source.name if source.data_files else external.location
     revision = external.identity.get("commit")
     try:
-        loaded = datasets.load_dataset(
-            source.name, source.config, split=source.split, revision=revision, data_files=files
-        )
+        loaded = datasets.load_dataset(name, source.config, split=source.split, revision=revision, data_files=files)
     except Exception as error:
         raise BadInput(f"data set {source.name}: {type(error).__name__}: {error}") from error
     renamed = {source.messages_column: "messages", source.answer_column: "answer"}

@@ -5,6 +5,7 @@ experiment; naming the same function by another path is not.
 """
 
 import hashlib
+import importlib
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
@@ -36,18 +37,18 @@ def identify_reward(name: str) -> External:
     """The identity and location of a reward. Raises `BadInput` when there is no such file or module."""
     if name in SHIPPED:
         return External({"shipped": name}, name)
-    source, function = _split(name)
-    return External(
-        {"sha256": hashlib.sha256(source.read_bytes()).hexdigest(), "function": function}, f"{source}:{function}"
-    )
+    source, function = _find(name)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    location = f"{source}:{function}" if ".py:" in name else name
+    return External({"sha256": digest, "function": function}, location)
 
 
 def load_reward(location: str) -> RewardFunction:
     """Import the function. Raises `BadInput` when its module fails to import or lacks it."""
     if location in SHIPPED:
         return SHIPPED[location]
-    source, name = _split(location)
-    function = getattr(_import(source), name, None)
+    source, name = _find(location)
+    function = getattr(_import(location.rpartition(":")[0], source), name, None)
     if not callable(function):
         raise BadInput(f"reward {location}: {source} has no function {name!r}")
     return function  # type: ignore[no-any-return]
@@ -70,7 +71,7 @@ def compute_reward(sample: Sample, reward: RewardFunction, name: str) -> float:
     return float(value)
 
 
-def _split(name: str) -> tuple[Path, str]:
+def _find(name: str) -> tuple[Path, str]:
     """Source file and function name of 'package.module:function' or 'file.py:function'."""
     place, colon, function = name.rpartition(":")
     if not colon or not function.isidentifier():
@@ -93,11 +94,14 @@ def _split(name: str) -> tuple[Path, str]:
     return source, function
 
 
-def _import(source: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"reward_{source.stem}", source)
-    assert spec is not None and spec.loader is not None, f"{source} is a Python file"
-    module = importlib.util.module_from_spec(spec)
+def _import(place: str, source: Path) -> ModuleType:
+    """A module by its name, or a file on its own."""
     try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        spec = importlib.util.spec_from_file_location(f"reward_{source.stem}", source)
+        assert spec is not None and spec.loader is not None, f"{source} is a Python file"
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:
         raise BadInput(f"reward {source}: its import raised {type(error).__name__}: {error}") from error

@@ -4,6 +4,7 @@ Decision: what cannot be identified is an error that says how to pin it, never a
 something else tomorrow.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +23,19 @@ class External:
 
 
 def identify_source(source: Jsonl | HubDataset) -> External:
-    """Raises `BadInput` when the file is missing or the data set cannot be resolved to a commit."""
+    """Raises `BadInput` when a file is missing or a hub data set cannot be resolved to a commit.
+
+    The location of several data files is their paths, joined as in PATH.
+    """
     if isinstance(source, Jsonl):
         return _file(source.path)
     if source.data_files:
         parts = [_file(Path(file)) for file in source.data_files]
-        return External({"sha256": key_of([part.identity for part in parts])}, "")
+        return External(
+            {"sha256": key_of([part.identity for part in parts])}, os.pathsep.join(p.location for p in parts)
+        )
+    if Path(source.name).is_dir():
+        return _directory(Path(source.name))
     return External({"commit": _hub_commit("dataset", source.name, source.revision)}, source.name)
 
 
@@ -37,9 +45,13 @@ def identify_model(model: PretrainedModel) -> External:
     if directory.is_dir():
         if not (directory / "config.json").is_file():
             raise BadInput(f"model.name: {directory} holds no config.json: not a Hugging Face model directory")
-        digest = key_of([[entry.path, entry.sha256] for entry in list_files(directory)])
-        return External({"sha256": digest}, str(directory.resolve()))
+        return _directory(directory)
     return External({"commit": _hub_commit("model", model.name, model.revision)}, model.name)
+
+
+def _directory(path: Path) -> External:
+    digest = key_of([[entry.path, entry.sha256] for entry in list_files(path)])
+    return External({"sha256": digest}, str(path.resolve()))
 
 
 def _file(path: Path) -> External:

@@ -68,16 +68,21 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path / "d.jsonl")
 
 
-def test_anything_that_datasets_loads(tmp_path: Path) -> None:
-    rows_of(tmp_path / "d.jsonl", GOOD, GOOD)
+def test_anything_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files named relative to where the run begins are found by a job that runs elsewhere; so is a directory."""
+    directory = tmp_path / "set"
+    directory.mkdir()
     renamed = {"chat": GOOD["messages"], "solution": "2"}
-    (tmp_path / "r.jsonl").write_text(json.dumps(renamed) + "\n")
-    source = HubDataset(
-        name="json", data_files=(str(tmp_path / "r.jsonl"),), messages_column="chat", answer_column="solution"
-    )
-    (row,) = load_rows(source, identify_source(source))
-    assert row.messages[1] == Message("assistant", "2")
-    assert row.metadata == {"answer": "2"}
+    (directory / "r.jsonl").write_text(json.dumps(renamed) + "\n")
+    columns = {"messages_column": "chat", "answer_column": "solution"}
+    monkeypatch.chdir(tmp_path)
+    sources = [HubDataset(name="json", data_files=("set/r.jsonl",), **columns), HubDataset(name="set", **columns)]
+    externals = [identify_source(source) for source in sources]
+    monkeypatch.chdir("/")
+    for source, external in zip(sources, externals, strict=True):
+        (row,) = load_rows(source, external)
+        assert row.messages[1] == Message("assistant", "2")
+        assert row.metadata == {"answer": "2"}
 
 
 def test_parquet_round_trip(tmp_path: Path) -> None:

@@ -51,11 +51,19 @@ def test_numbers_of_any_kind_become_floats() -> None:
 
 
 def test_a_users_reward_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine_reward.py").write_text("def score(sample):\n    return len(sample.response)\n")
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "helper.py").write_text("length = len\n")
+    (package / "rewards.py").write_text("from .helper import length\ndef score(s):\n    return length(s.response)\n")
+    (tmp_path / "alone.py").write_text("def score(s):\n    return len(s.response)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    identities = [identify_reward(f"{place}:score") for place in (tmp_path / "mine_reward.py", "mine_reward")]
-    assert identities[0] == identities[1]
-    assert load_reward(identities[0].location)(sample("four")) == 4
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_package.rewards:score", "alone.py:score", f"{tmp_path}/alone.py:score"):
+        assert load_reward(identify_reward(name).location)(sample("four")) == 4
+    by_file, by_module = identify_reward("alone.py:score"), identify_reward("alone:score")
+    assert by_file.identity == by_module.identity
+    assert by_file.location == f"{tmp_path}/alone.py:score"
 
 
 @pytest.mark.parametrize("name", ["exact", "no.such.module:f", "/nowhere/f.py:f", "file.py", "m:not a name"])
