@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flows.preflight import check_inputs, check_server, named_store, place_store
+from flows.preflight import check_inputs, named_store, place_store
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import load_config
 from rollouts_core.errors import RolloutsError
@@ -41,13 +41,12 @@ def run_command(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    from prefect.settings import PREFECT_API_URL
-
-    check_server(PREFECT_API_URL.value())
     from flows.post_train import post_train
+    from flows.server import connect_prefect
     from flows.terminal import print_record, stages_shown
     from rollouts_core.observe.runs import list_runs
 
+    connect_prefect()
     with stages_shown() as console:
         state = post_train(config, return_state=True)
     flow_run_id = str(state.state_details.flow_run_id)

@@ -57,10 +57,8 @@ def check_inputs(config: PipelineConfig) -> None:
         raise BadInput(problems, f"config {config.name}")
 
 
-def check_server(url: str | None) -> None:
+def check_server(url: str) -> None:
     """Raises `BadInput` when a Prefect server is configured and something else, or nothing, answers there."""
-    if not url:
-        return
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=SERVER_DEADLINE) as answer:
             healthy = json.load(answer) is True

@@ -50,6 +50,8 @@ class Cursor:
     found: frozenset[str]
     """The stages whose artifacts were there before this run asked for the job."""
     unfinished: dict[str, bytes] = field(default_factory=lambda: {"log": b"", "metrics.jsonl": b""})
+    ahead: list[LogLine | Progress] = field(default_factory=list)
+    """Progress of stages whose turn has not come: the job may be ahead of whoever follows it."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
@@ -85,7 +87,7 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
         while True:
             status = machine.poll(job.name)
             there = session.store.has(stage.artifact)
-            yield from _new_output(machine, job.name, cursor)
+            yield from _output_of(stage, machine, job.name, cursor)
             if there:
                 ended = True
                 return
@@ -126,6 +128,14 @@ def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
         time_limit=session.settings.time_limit_hours * 3600,
         unattended_limit=session.settings.unattended_limit_hours * 3600,
     )
+
+
+def _output_of(stage: Stage, machine: Machine, job: str, cursor: Cursor) -> list[LogLine | Progress]:
+    """What is new and concerns this stage; the progress of others is kept for them."""
+    output = [*cursor.ahead, *_new_output(machine, job, cursor)]
+    others = {id(event) for event in output if isinstance(event, Progress) and event.stage != stage.name}
+    cursor.ahead = [event for event in output if id(event) in others]
+    return [event for event in output if id(event) not in others]
 
 
 def _new_output(machine: Machine, job: str, cursor: Cursor) -> Iterator[LogLine | Progress]:

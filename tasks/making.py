@@ -91,7 +91,7 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Artif
                 case LogLine(text):
                     get_run_logger().info(text)
                     announce(StageLine(stage.name, text))
-                case Progress(name, done, total, metrics) if name == stage.name:
+                case Progress(name, done, total, metrics):
                     bar.move(done, total)
                     announce(StageProgress(name, done, total, metrics))
     return ArtifactRef(stage.artifact, session.store.open(stage.artifact))

@@ -141,6 +141,26 @@ def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     assert records == {"Lost", "Completed"}
 
 
+def test_the_temporary_server_ends_with_a_killed_orchestrator(
+    config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    command_environment.pop("PREFECT_API_URL")
+    command = [sys.executable, "-m", "flows.cli", "run", str(config_file(sft={"steps": 5000}, rl=None))]
+    with (tmp_path / "run.log").open("w") as log:
+        run = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    server = wait_for(lambda: next(iter(children(run.pid, b"server")), None))
+    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("tokenize-*")), None))
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_for(lambda: not Path(f"/proc/{server}").exists())
+    wait_for(lambda: (job / "status.json").exists())
+
+
+def children(parent: int, argument: bytes) -> list[int]:
+    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in pids if argument in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+
+
 def test_a_job_killed_during_a_run_is_started_again_and_the_run_completes(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:

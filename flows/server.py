@@ -1,0 +1,89 @@
+"""The Prefect server a run reports to: the configured one, or a temporary one that lives as long as the run.
+
+Decision: the temporary server is started here and not by Prefect, whose own outlives a flow that is killed. This one
+asks the kernel to end it together with the process that started it (Linux), however that ends.
+"""
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from flows.preflight import check_server
+from rollouts_core.errors import RolloutsError
+
+START_DEADLINE = 120.0
+STOP_DEADLINE = 10.0
+ENDS_WITH_PARENT = (
+    "import ctypes, os, signal, sys\n"
+    "parent = int(sys.argv[1])\n"
+    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
+    "if os.getppid() == parent: os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
+)
+
+
+def connect_prefect() -> None:
+    """From here on, Prefect has a server. Raises `BadInput` when the configured one does not answer.
+
+    A temporary one ends with the interpreter, after Prefect has sent it the last of its logs and events.
+    """
+    configured = PREFECT_API_URL.value()
+    if configured:
+        check_server(configured)
+        return
+    until_exit = ExitStack()
+    atexit.register(until_exit.close)
+    home = Path(PREFECT_HOME.value())
+    home.mkdir(parents=True, exist_ok=True)
+    log = until_exit.enter_context((home / "rollouts-server.log").open("w"))
+    port = _free_port()
+    server = _start(port, log.fileno())
+    until_exit.callback(_stop, server)
+    url = f"http://127.0.0.1:{port}/api"
+    _wait_until_healthy(url, server, log.name)
+    until_exit.enter_context(temporary_settings({PREFECT_API_URL: url}))
+
+
+def _start(port: int, log: int) -> "subprocess.Popen[bytes]":
+    serve = ["-m", "prefect", "server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(port)]
+    return subprocess.Popen(
+        [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *serve],
+        env={**os.environ, "PREFECT_SERVER_UI_ENABLED": "0"},
+        stdout=log,
+        stderr=log,
+    )
+
+
+def _stop(server: "subprocess.Popen[bytes]") -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_DEADLINE)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]", log: str) -> None:
+    end = time.monotonic() + START_DEADLINE
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RolloutsError(f"the temporary Prefect server ended with status {server.returncode}; its log: {log}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RolloutsError(f"the temporary Prefect server did not answer within {START_DEADLINE:.0f} s; its log: {log}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
