@@ -26,13 +26,12 @@ def post_train(config: PipelineConfig) -> RunRecord:
     stages, store = plan(config), store_of(config)
     with recording(config, stages, store, flow_run.id) as run, provision(config.machine, store, run) as machine:
         bootstrap(machine)
-        tokenize(stages.tokenize, machine)
-        if stages.sft:
-            sft(stages.sft, machine)
+        data = tokenize(stages.tokenize, machine)
+        policy = sft(stages.sft, data, machine) if stages.sft else None
         with serve(config.engine, machine):
             for segment in stages.rl:
-                rl(segment, stages.rl, machine)
+                policy = rl(segment, stages.rl, policy, machine)
         for point in stages.evaluate:
-            evaluate(point, stages.evaluate, machine)
-        results = sync(stages, machine, outputs_of(config))
+            evaluate(point, stages.evaluate, data, machine)
+        results = sync(stages, policy, machine, outputs_of(config))
         return report(config, stages, store, results, run)

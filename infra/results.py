@@ -9,12 +9,15 @@ from rollouts_core.stages.stage import Stage
 from rollouts_core.store.local import LocalStore
 
 
-def bring_home(plan: Plan, store: LocalStore, outputs: Path) -> Path:
-    """Copy the run's results from the store. They are gathered under a temporary name and moved into place whole."""
+def bring_home(plan: Plan, policy: Path, store: LocalStore, outputs: Path) -> Path:
+    """Copy the run's results; `policy` is the final artifact's files.
+
+    They are gathered under a temporary name and moved into place whole.
+    """
     gathering = outputs.with_name(f".{outputs.name}.unfinished")
     shutil.rmtree(gathering, ignore_errors=True)
     gathering.mkdir(parents=True)
-    shutil.copytree(store.open(plan.policy.artifact) / "policy", gathering / "policy", copy_function=shutil.copyfile)
+    shutil.copytree(policy / "policy", gathering / "policy", copy_function=shutil.copyfile)
     if plan.sft:
         _join([plan.sft], store, "metrics.jsonl", gathering / "sft_metrics.jsonl")
     if plan.rl:

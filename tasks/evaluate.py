@@ -1,10 +1,12 @@
-"""evaluate: held-out accuracy at one point of the chain. All points are measured by one job."""
+"""evaluate: held-out accuracy at one point of the chain.
+
+All points are measured by one job.
+"""
 
 from collections.abc import Sequence
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
 
 from infra.jobs import MachineSession
 from rollouts_core.stages.stage import Stage
@@ -12,5 +14,5 @@ from tasks.making import JOB_TASK, ArtifactRef, make
 
 
 @task(name="evaluate", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
-def evaluate(stage: Stage, points: Sequence[Stage], machine: MachineSession) -> ArtifactRef | State[ArtifactRef]:
-    return make(stage, points, machine)
+def evaluate(stage: Stage, points: Sequence[Stage], data: ArtifactRef, machine: MachineSession) -> ArtifactRef:
+    return make(stage, points, machine, data)

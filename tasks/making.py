@@ -79,8 +79,16 @@ def recorded(run: RunLog, name: str, key: str | None = None) -> Iterator[Outcome
         announce(StageChanged(name, outcome.state, seconds))
 
 
-def make(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> ArtifactRef | State[ArtifactRef]:
-    """The stage's artifact: found in the store (state `Cached`), or made by the job of its chain."""
+def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs: ArtifactRef | None) -> ArtifactRef:
+    """The stage's artifact: found in the store (state `Cached`), or made by the job of its chain.
+
+    `inputs` is what the flow hands on from earlier tasks. Raises ValueError when the stage is not made from that.
+    """
+    for ref in inputs:
+        if ref is not None and ref.artifact not in stage.inputs.values():
+            raise ValueError(
+                f"{stage.name} is not made from {ref.artifact.directory}: the flow hands on the wrong artifact"
+            )
     with recorded(session.run, stage.name, stage.key) as outcome:
         if was_found(stage, chain, session):
             outcome.state = "Cached"
@@ -97,10 +105,11 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Artif
     return ArtifactRef(stage.artifact, session.store.open(stage.artifact))
 
 
-def cached(artifact: ArtifactId, session: MachineSession) -> State[ArtifactRef]:
-    """The state that Prefect shows as `Cached`."""
+def cached(artifact: ArtifactId, session: MachineSession) -> ArtifactRef:
+    """The state that Prefect shows as `Cached`, typed as what the caller of a task that returns it gets: its data."""
     ref = ArtifactRef(artifact, session.store.open(artifact))
-    return Completed(name="Cached", message=f"{artifact.directory} was in the store", data=ref)
+    message = f"{artifact.directory} was in the store"
+    return Completed(name="Cached", message=message, data=ref)  # type: ignore[return-value]
 
 
 class _ProgressBar:

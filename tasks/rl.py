@@ -1,10 +1,12 @@
-"""rl: one segment of the RL run. All segments are made by one job, so the trainer stays warm between them."""
+"""rl: one segment of the RL run, from the policy before it; None is the pretrained model.
+
+All segments are made by one job, so the trainer stays warm between them.
+"""
 
 from collections.abc import Sequence
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
 
 from infra.jobs import MachineSession
 from rollouts_core.stages.stage import Stage
@@ -12,5 +14,5 @@ from tasks.making import JOB_TASK, ArtifactRef, make
 
 
 @task(name="rl", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
-def rl(stage: Stage, segments: Sequence[Stage], machine: MachineSession) -> ArtifactRef | State[ArtifactRef]:
-    return make(stage, segments, machine)
+def rl(stage: Stage, segments: Sequence[Stage], policy: ArtifactRef | None, machine: MachineSession) -> ArtifactRef:
+    return make(stage, segments, machine, policy)

@@ -2,7 +2,6 @@
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
 
 from infra.jobs import MachineSession
 from rollouts_core.stages.stage import Stage
@@ -10,5 +9,5 @@ from tasks.making import JOB_TASK, ArtifactRef, make
 
 
 @task(name="sft", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
-def sft(stage: Stage, machine: MachineSession) -> ArtifactRef | State[ArtifactRef]:
-    return make(stage, [stage], machine)
+def sft(stage: Stage, data: ArtifactRef, machine: MachineSession) -> ArtifactRef:
+    return make(stage, [stage], machine, data)

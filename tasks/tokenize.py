@@ -2,7 +2,6 @@
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
 
 from infra.jobs import MachineSession
 from rollouts_core.stages.stage import Stage
@@ -10,5 +9,5 @@ from tasks.making import JOB_TASK, ArtifactRef, make
 
 
 @task(name="tokenize", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
-def tokenize(stage: Stage, machine: MachineSession) -> ArtifactRef | State[ArtifactRef]:
+def tokenize(stage: Stage, machine: MachineSession) -> ArtifactRef:
     return make(stage, [stage], machine)

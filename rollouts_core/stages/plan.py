@@ -32,13 +32,6 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         return (self.tokenize, *([self.sft] if self.sft else []), *self.rl, *self.evaluate)
 
-    @property
-    def policy(self) -> Stage:
-        """The stage whose artifact holds the final policy."""
-        last = self.rl[-1] if self.rl else self.sft
-        assert last is not None, "PipelineConfig refuses a chain without sft and rl"
-        return last
-
 
 def plan(config: PipelineConfig) -> Plan:
     """Raises `BadInput` listing every data file, model, data set and reward that cannot be found."""

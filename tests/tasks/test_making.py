@@ -8,9 +8,13 @@ import pytest
 from prefect.states import Failed
 
 from infra.errors import JobFailed
+from infra.jobs import MachineSession
+from infra.local import LocalMachine
 from rollouts_core.config import PipelineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog, open_run
+from rollouts_core.stages.plan import plan
+from rollouts_core.store.local import LocalStore
 from tasks import (
     bootstrap,
     evaluate,
@@ -23,7 +27,7 @@ from tasks import (
     tokenize,
 )
 from tasks.events import Event, StageChanged, logger
-from tasks.making import recorded, retry_mends
+from tasks.making import ArtifactRef, make, recorded, retry_mends
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,14 @@ def test_a_stage_is_recorded_and_announced(run: RunLog, announced: list[Event]) 
         outcome.state = "Cached"
     assert run.record.stages[0].state == "Cached"
     assert states(announced) == ["Running", "Cached"]
+
+
+def test_the_wrong_artifact_is_not_taken(pipeline_config: PipelineConfig, run: RunLog, tmp_path: Path) -> None:
+    stages = plan(pipeline_config)
+    session = MachineSession(LocalMachine(tmp_path / "jobs"), LocalStore(tmp_path), pipeline_config.machine, run)
+    assert stages.sft is not None
+    with pytest.raises(ValueError, match="sft is not made from rl-1"):
+        make(stages.sft, [stages.sft], session, ArtifactRef(stages.rl[0].artifact, tmp_path))
 
 
 @pytest.mark.parametrize(("error", "state"), [(ValueError(), "Failed"), (KeyboardInterrupt(), "Cancelled")])
