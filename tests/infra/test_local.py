@@ -99,7 +99,7 @@ def test_limits_end_a_job(machine: LocalMachine, limits: dict[str, float], reaso
 
 
 def test_an_attended_job_goes_on(machine: LocalMachine) -> None:
-    machine.start(shell("sleep 1.5", unattended_limit=1.0))
+    machine.start(shell("sleep 3", unattended_limit=2.0))
     while machine.poll("job").state == "running":
         machine.attend("job")
         time.sleep(0.05)
