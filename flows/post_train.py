@@ -6,7 +6,6 @@ from prefect.runtime import flow_run
 from flows.preflight import check_inputs, outputs_of, store_of
 from rollouts_core.config import PipelineConfig
 from rollouts_core.observe.runs import RunRecord
-from rollouts_core.stages.plan import plan
 from tasks.bootstrap import bootstrap
 from tasks.evaluate import evaluate
 from tasks.provision import provision
@@ -22,8 +21,7 @@ from tasks.tokenize import tokenize
 @flow(name="post-train", flow_run_name="{config.name}", persist_result=False)
 def post_train(config: PipelineConfig) -> RunRecord:
     """SFT, then RL, on a machine of your choice; every stage cached."""
-    check_inputs(config)
-    stages, store = plan(config), store_of(config)
+    stages, store = check_inputs(config), store_of(config)
     with recording(config, stages, store, flow_run.id) as run, provision(config.machine, store, run) as machine:
         bootstrap(machine)
         data = tokenize(stages.tokenize, machine)

@@ -12,7 +12,7 @@ from pathlib import Path
 from rollouts_core.config import PipelineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import load_reward
-from rollouts_core.stages.plan import plan
+from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.local import LocalStore
 
 STORE_VARIABLE = "ROLLOUTS_STORE"
@@ -42,11 +42,12 @@ def outputs_of(config: PipelineConfig) -> Path:
     return (config.store.outputs or store_of(config).root.parent / "outputs").resolve()
 
 
-def check_inputs(config: PipelineConfig) -> None:
-    """Raises one `BadInput` with every problem of inputs, rewards and store that can be seen before running."""
+def check_inputs(config: PipelineConfig) -> Plan:
+    """The plan; or one `BadInput` with every problem of inputs, rewards and store that can be seen before running."""
+    stages: list[Plan] = []
     problems: list[str] = []
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])
-    checks: list[Callable[[], object]] = [partial(plan, config), store_of(config).check_usable]
+    checks: list[Callable[[], object]] = [lambda: stages.append(plan(config)), store_of(config).check_usable]
     checks += [partial(load_reward, name) for name in rewards]
     for check in checks:
         try:
@@ -55,6 +56,7 @@ def check_inputs(config: PipelineConfig) -> None:
             problems += [new for new in error.problems if not any(new in known for known in problems)]
     if problems:
         raise BadInput(problems, f"config {config.name}")
+    return stages[0]
 
 
 def check_server(url: str) -> None:

@@ -92,14 +92,6 @@ def print_record(record: RunRecord, console: Console | None = None) -> None:
         console.print(f"report  {record.report}\npolicy  {folder}/policy\nmetrics {folder}", soft_wrap=True)
 
 
-def stage_table(rows: list[tuple[str, str, str]]) -> Table:
-    """Stage, key and state."""
-    table = Table("stage", "key", "state")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _has_screen(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 

@@ -113,6 +113,7 @@ def _apply(override: str, data: dict[str, Any]) -> list[str]:
 
 def _validated(data: dict[str, Any]) -> tuple[PipelineConfig | None, list[str]]:
     problems: list[str] = []
+    emptied: set[str] = set()
     remaining = copy.deepcopy(data)
     config = None
     while config is None:
@@ -122,15 +123,18 @@ def _validated(data: dict[str, Any]) -> tuple[PipelineConfig | None, list[str]]:
             return None, problems + list(error.problems)
         except ValidationError as error:
             found = problem_lines(error)
-            new = [line for line in found if line not in problems]
+            new = [line for line in found if line not in problems and line.split(".")[0] not in emptied]
             problems += [line for line in new if not (problems and line.endswith("is required"))]
-            if not new or not _set_aside(remaining, error):
+            if not new or not _set_aside(remaining, error, emptied):
                 break
     return (None if problems else config), problems
 
 
-def _set_aside(data: dict[str, Any], error: ValidationError) -> bool:
-    """Delete the values that were found wrong, of a whole part all but its kind. False when there are none."""
+def _set_aside(data: dict[str, Any], error: ValidationError, emptied: set[str]) -> bool:
+    """Delete the values that were found wrong, of a whole part all but its kind. False when there are none.
+
+    Parts that only their defaults now stand for are added to `emptied`: nothing more can be said of them.
+    """
     deleted = False
     for detail in error.errors():
         *parents, name = [step for step in detail["loc"] if step not in UNION_TAGS] or [""]
@@ -141,6 +145,7 @@ def _set_aside(data: dict[str, Any], error: ValidationError) -> bool:
             continue
         value = holder.pop(name)
         if detail["type"] == "value_error" and isinstance(value, dict):
+            emptied.add(str(name))
             holder[name] = {"kind": value["kind"]} if "kind" in value else {}
         deleted = True
     return deleted

@@ -88,6 +88,11 @@ def _samples(by_point: Sequence[Records]) -> list[SampleRow]:
         )
         for records in zip(*by_point, strict=True)
     ]
-    changed = [row for row in rows if len({right for _, right in row.responses[1:]}) > 1]
-    steady = [row for row in rows if row not in changed]
+    changed = [row for row in rows if _changed(row)]
+    steady = [row for row in rows if not _changed(row)]
     return [*changed[: SAMPLES * 3 // 4], *steady][:SAMPLES]
+
+
+def _changed(row: SampleRow) -> bool:
+    """Whether training, once begun, turned a right answer wrong or a wrong one right."""
+    return len({right for _, right in row.responses[1:]}) > 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -36,7 +37,7 @@ class Stage:
     def artifact(self) -> ArtifactId:
         return ArtifactId(self.name, self.key)
 
-    @property
+    @cached_property
     def key(self) -> str:
         return key_of(
             {

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollouts_core.config import Dtype, PretrainedModel, ScratchModel
-from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External
 
@@ -75,11 +74,6 @@ def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
     """A Hugging Face model directory, tokenizer included, weights as safetensors."""
     model.save_pretrained(str(directory))
     tokenizer.save_pretrained(str(directory))
-
-
-def load_policy(directory: Path, dtype: Dtype, device: str) -> tuple[Any, Any]:
-    """Model and tokenizer of a directory that `save_policy` wrote."""
-    return load_hf_model(str(directory), dtype, device), load_tokenizer(str(directory))
 
 
 def _init_seed(seed: int) -> int:

@@ -127,9 +127,7 @@ def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
     config = config_file(sft={"steps": 600, "log_every": 1}, rl=None)
-    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
-    with (tmp_path / "first.log").open("w") as log:
-        first = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    first = begin_run(config, command_environment, tmp_path)
     job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
     wait_for(lambda: (job / "metrics.jsonl").exists() and len((job / "metrics.jsonl").read_bytes()) > 3000)
     os.kill(first.pid, signal.SIGKILL)
@@ -145,15 +143,20 @@ def test_the_temporary_server_ends_with_a_killed_orchestrator(
     config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
     command_environment.pop("PREFECT_API_URL")
-    command = [sys.executable, "-m", "flows.cli", "run", str(config_file(sft={"steps": 5000}, rl=None))]
-    with (tmp_path / "run.log").open("w") as log:
-        run = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    run = begin_run(config_file(sft={"steps": 5000}, rl=None), command_environment, tmp_path)
     server = wait_for(lambda: next(iter(children(run.pid, b"server")), None))
     job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("tokenize-*")), None))
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     wait_for(lambda: not Path(f"/proc/{server}").exists())
     wait_for(lambda: (job / "status.json").exists())
+
+
+def begin_run(config: Path, environment: dict[str, str], directory: Path) -> "subprocess.Popen[bytes]":
+    """A run in the background; what it says is in `run.log`."""
+    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
+    with (directory / "run.log").open("w") as log:
+        return subprocess.Popen(command, env=environment, cwd=directory, stdout=log, stderr=log)
 
 
 def children(parent: int, argument: bytes) -> list[int]:
@@ -165,9 +168,7 @@ def test_a_job_killed_during_a_run_is_started_again_and_the_run_completes(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
     config = config_file(sft={"steps": 1200, "log_every": 1}, rl=None)
-    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
-    with (tmp_path / "run.log").open("w") as log:
-        run = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    run = begin_run(config, command_environment, tmp_path)
     job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
     wait_for(lambda: list((tmp_path / ".rollouts" / "work").glob("sft-*/checkpoints/step-*")))
     os.kill(job_process(job), signal.SIGKILL)
@@ -180,9 +181,7 @@ def test_an_interrupted_run_ends_its_job_and_says_so(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
     config = config_file(sft={"steps": 5000, "log_every": 1}, rl=None)
-    command = [sys.executable, "-m", "flows.cli", "run", str(config)]
-    with (tmp_path / "first.log").open("w") as log:
-        first = subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=log, stderr=log)
+    first = begin_run(config, command_environment, tmp_path)
     job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
     wait_for(lambda: (job / "metrics.jsonl").exists() and len((job / "metrics.jsonl").read_bytes()) > 3000)
     first.send_signal(signal.SIGTERM)

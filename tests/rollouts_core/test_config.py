@@ -140,3 +140,10 @@ def test_every_field_is_described_and_on_its_side() -> None:
 
 def _is_part(value: type) -> bool:
     return value.__module__ == config_module.__name__ and hasattr(value, "__pydantic_fields__")
+
+
+def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() -> None:
+    """Its defaults, which nobody wrote, are not held against the rest."""
+    with pytest.raises(BadInput) as caught:
+        load_config(Path("configs/arithmetic.py"), ["rl.minibatches=7"])
+    assert caught.value.problems == ("rl: batch_size 64 is not a multiple of minibatches 7",)
