@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rollouts_core.errors import BadInput
 from rollouts_core.types import Prompt
 
 
@@ -35,3 +36,13 @@ class DataBuffer:
     def _order(self) -> list[int]:
         order: list[int] = np.random.default_rng([self.seed, self.epoch_id]).permutation(len(self.prompts)).tolist()
         return order
+
+
+def check_room(prompts: Sequence[Prompt], field: str, max_new_tokens: int, max_length: int) -> None:
+    """Raises `BadInput`, naming the config's field, when an answer may not fit behind the longest prompt."""
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if longest + max_new_tokens > max_length:
+        raise BadInput(
+            f"the longest prompt has {longest} tokens; with {field} {max_new_tokens} it does not fit "
+            f"data.max_length {max_length}"
+        )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from rollouts_core.types import Sample
+
 Record = Mapping[str, Any]
 
 
@@ -23,6 +25,17 @@ class JSONLLogger:
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
+
+
+def answer_record(sample: Sample) -> dict[str, Any]:
+    """What every file of samples tells of one: its row, prompt, answer, reference and reward."""
+    return {
+        "source_row": sample.prompt.source_row,
+        "prompt": sample.prompt.messages[-1].content,
+        "response": sample.response,
+        "answer": sample.prompt.metadata.get("answer"),
+        "reward": sample.reward,
+    }
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -4,11 +4,12 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from rollouts_core.data.prompts import check_room
 from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.errors import BadInput
 from rollouts_core.evaluation.accuracy import evaluate
 from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.observe.metrics import answer_record
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.stages.specs import EvaluateSpec
 from rollouts_core.stages.work import Work
@@ -22,12 +23,7 @@ def run(work: Work) -> dict[str, float]:
     assert isinstance(spec, EvaluateSpec), "the planner pairs this stage with its spec"
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     prompts = read_prompts(work.inputs["data"] / "heldout.parquet")[: spec.evaluation.limit]
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    if longest + spec.evaluation.max_new_tokens > spec.max_length:
-        raise BadInput(
-            f"the longest held-out prompt has {longest} tokens; with evaluation.max_new_tokens "
-            f"{spec.evaluation.max_new_tokens} it does not fit data.max_length {spec.max_length}"
-        )
+    check_room(prompts, "evaluation.max_new_tokens", spec.evaluation.max_new_tokens, spec.max_length)
     engine = TorchEngine(_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS)
     location = work.stage.external["score"].location
     accuracy, samples = evaluate(
@@ -37,14 +33,7 @@ def run(work: Work) -> dict[str, float]:
     (work.out / "accuracy.json").write_text(json.dumps({**asdict(accuracy), "accuracy": accuracy.value}))
     with (work.out / "samples.jsonl").open("w") as file:
         for sample in samples:
-            record = {
-                "source_row": sample.prompt.source_row,
-                "prompt": sample.prompt.messages[-1].content,
-                "response": sample.response,
-                "answer": sample.prompt.metadata.get("answer"),
-                "reward": sample.reward,
-            }
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(answer_record(sample)) + "\n")
     print(f"accuracy {accuracy.value:.1%} (95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})")
     return {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "total": float(accuracy.total)}
 

@@ -15,12 +15,11 @@ from typing import Any
 
 from torch import nn
 
-from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.prompts import DataBuffer, check_room
 from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.errors import BadInput
 from rollouts_core.inference.torch_engine import TorchEngine
-from rollouts_core.observe.metrics import JSONLLogger, keep_steps
+from rollouts_core.observe.metrics import JSONLLogger, answer_record, keep_steps
 from rollouts_core.rewards.functions import load_reward, score
 from rollouts_core.rollout.generate import RolloutConfig
 from rollouts_core.stages.specs import RLSpec
@@ -85,11 +84,7 @@ def run(work: Work) -> dict[str, float]:
 def sample_record(sample: Sample) -> dict[str, Any]:
     """What rollouts.jsonl tells of a sample."""
     return {
-        "source_row": sample.prompt.source_row,
-        "prompt": sample.prompt.messages[-1].content,
-        "response": sample.response,
-        "answer": sample.prompt.metadata.get("answer"),
-        "reward": sample.reward,
+        **answer_record(sample),
         "status": sample.status,
         "tokens": list(sample.tokens),
         "rollout_log_probs": list(sample.rollout_log_probs),
@@ -135,7 +130,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     )
     engine = TorchEngine(copy_of(model), spec.max_length, spec.engine.max_running_requests)
     prompts = read_prompts(work.inputs["data"] / "prompts.parquet")
-    _check_room(max(len(prompt.tokens) for prompt in prompts), spec)
+    check_room(prompts, "rl.max_new_tokens", training.max_new_tokens, spec.max_length)
     return Trainer(model, tokenizer, backend, engine, _reference(work, spec, tokenizer), DataBuffer(prompts, spec.seed))
 
 
@@ -166,14 +161,6 @@ def _settings(spec: RLSpec) -> RLTrainingConfig:
         seed=spec.seed,
     )
     return RLTrainingConfig(spec.stop, training.minibatches, training.aggregation, training.normalize_std, rollout)
-
-
-def _check_room(longest_prompt: int, spec: RLSpec) -> None:
-    if longest_prompt + spec.training.max_new_tokens > spec.max_length:
-        raise BadInput(
-            f"the longest prompt has {longest_prompt} tokens; with rl.max_new_tokens {spec.training.max_new_tokens} "
-            f"it does not fit data.max_length {spec.max_length}"
-        )
 
 
 def _checkpoint(work: Work, spec: RLSpec, trainer: Trainer, step: RLStep) -> None:
