@@ -19,6 +19,7 @@ from rollouts_core.config_files import from_data
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MKL_CBWR"] = "AUTO"  # as in jobs
 os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread
 SERVER_DEADLINE = 120.0
 COMMAND_DEADLINE = 300.0

@@ -3,7 +3,7 @@
 Text never crosses this boundary, so nothing is decoded and encoded again between engine and trainer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -50,6 +50,9 @@ class InferenceEngine(Protocol):
 
         Raises `ContextOverflow` before anything is generated when a request does not fit.
         """
+
+    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
+        """Answer all requests, each as soon as it ends. Raises as `generate` does."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at once; they complete with what they have and finish reason 'abort'."""

@@ -4,11 +4,16 @@ A request waits until a row is free, is prefilled together with the others admit
 decodes one token per turn with everything that is running; its row is free again the moment it ends. It is what runs
 where there is neither GPU nor SGLang, and the reference the other engines are compared with.
 
+Decision: a request's tokens and log-probabilities are the same bits whichever requests share its batch, so that after a
+kill the finished ones are kept and only the rest are generated again. Matrix products take another path when they have
+a handful of rows, and attention when its columns end off a vector; so rows and columns come in whole tiles. On the CPU
+this needs MKL_CBWR=AUTO as well (see `stages.job`), without which MKL's results depend on where its operands lie.
+
 Legend: B requests of this forward pass, T their new tokens, V vocabulary, L cached columns.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +26,9 @@ from rollouts_core.errors import ContextOverflow, WeightMismatch
 from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest
 from rollouts_core.inference.kv_cache import RowCache
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
+
+TILE = 16
+"""Rows and columns of a forward pass are padded to multiples of this."""
 
 
 @dataclass
@@ -46,7 +54,9 @@ class TorchEngine:
         self._rows = max_running_requests
         self._device = next(model.parameters()).device
         dtype = next(model.parameters()).dtype
-        self._cache = RowCache(model.config, max_running_requests, max_length, dtype, self._device)
+        self._cache = RowCache(
+            model.config, _round_up(max_running_requests), _round_up(max_length), dtype, self._device
+        )
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
         self._finished: dict[str, Completion] = {}
@@ -61,10 +71,15 @@ class TorchEngine:
         return bool(self._waiting or self._running)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        finished = {completion.request_id: completion for completion in self.stream(requests)}
+        return [finished[request.request_id] for request in requests]
+
+    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
         self.submit(requests)
         while self.busy:
-            self.step()
-        return [self._finished.pop(request.request_id) for request in requests]
+            for completion in self.step():
+                del self._finished[completion.request_id]
+                yield completion
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests for `step`. Raises `ContextOverflow` and queues none when one does not fit."""
@@ -123,7 +138,7 @@ class TorchEngine:
         """Prompts are padded on the left, so that each one's last token stands in the last column."""
         first = len(self._running)
         lengths = [len(entry.request.prompt_tokens) for entry in admitted]
-        longest = max(lengths)
+        longest = _round_up(max(lengths))
         tokens_BT = torch.zeros((len(admitted), longest), dtype=torch.long)
         for row, entry in enumerate(admitted):
             tokens_BT[row, longest - lengths[row] :] = torch.tensor(entry.request.prompt_tokens)
@@ -132,8 +147,12 @@ class TorchEngine:
         self._forward(tokens_BT, positions_BT, first, admitted)
 
     def _decode(self) -> None:
-        tokens_BT = torch.tensor([[entry.tokens[-1]] for entry in self._running])
-        positions_BT = torch.tensor([[entry.position] for entry in self._running])
+        """Rows that nobody uses are padding, up to the next multiple of the tile."""
+        rows = _round_up(len(self._running))
+        tokens_BT = torch.zeros((rows, 1), dtype=torch.long)
+        positions_BT = torch.full((rows, 1), -1)
+        for row, entry in enumerate(self._running):
+            tokens_BT[row], positions_BT[row] = entry.tokens[-1], entry.position
         self._forward(tokens_BT, positions_BT, 0, list(self._running))
 
     def _forward(
@@ -141,7 +160,7 @@ class TorchEngine:
     ) -> None:
         """One forward pass and one sampled token for each entry. Negative positions are padding."""
         positions_BT = positions_BT.to(self._device)
-        used = int(positions_BT.max()) + 1
+        used = _round_up(int(positions_BT.max()) + 1)
         padding_BT = positions_BT < 0
         self._cache.aim(first_row, positions_BT.masked_fill(padding_BT, self._cache.length), used)
         visible_BTL = torch.arange(used, device=self._device) <= positions_BT.clamp(min=0)[..., None]
@@ -154,8 +173,8 @@ class TorchEngine:
             attention_mask=mask_B1TL,
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+            logits_to_keep=min(tokens_BT.shape[1], TILE),
+        ).logits[: len(entries), -1]
         self._sample(logits_BV, entries)
 
     def _sample(self, logits_BV: torch.Tensor, entries: list[_Running]) -> None:
@@ -190,6 +209,10 @@ class TorchEngine:
         if row < len(self._running):
             self._running[row] = last
             self._cache.move_row(len(self._running), row)
+
+
+def _round_up(count: int) -> int:
+    return -(-count // TILE) * TILE
 
 
 def _differences(own: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> list[str]:

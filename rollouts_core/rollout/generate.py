@@ -8,6 +8,7 @@ from typing import Any
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine
 from rollouts_core.inference.sampling import request_seed
+from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.types import Prompt, Sample, Status
 
 STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -26,15 +27,26 @@ class RolloutConfig:
 
 
 def generate_samples(
-    engine: InferenceEngine, tokenizer: Any, prompts: Sequence[Prompt], config: RolloutConfig, step: int = 0
+    engine: InferenceEngine,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    config: RolloutConfig,
+    step: int = 0,
+    journal: RolloutJournal | None = None,
 ) -> list[Sample]:
     """`n_samples_per_prompt` answers to each prompt, unscored; a prompt's answers follow one another.
 
     A sample's draws follow from (seed, step, prompt's row, number of the sample) alone. Where a batch wraps around an
-    epoch, a prompt may stand in it twice; its samples are then numbered on.
+    epoch, a prompt may stand in it twice; its samples are then numbered on. What the journal holds of this step is not
+    generated again, and what ends is noted there.
     """
     requests = _requests(prompts, config, step, (tokenizer.eos_token_id,))
-    completions = engine.generate(requests)
+    finished = journal.finished(step, engine.weight_version) if journal else {}
+    for completion in engine.stream([request for request in requests if request.request_id not in finished]):
+        finished[completion.request_id] = completion
+        if journal:
+            journal.note(step, completion)
+    completions = [finished[request.request_id] for request in requests]
     texts = tokenizer.batch_decode([completion.tokens for completion in completions], skip_special_tokens=True)
     return [
         _sample(prompts[index // config.n_samples_per_prompt], index // config.n_samples_per_prompt, completion, text)

@@ -76,8 +76,9 @@ def _fail(directory: Path, stage: Stage, status: int, message: str) -> int:
 
 
 def _prepare_torch(device: str) -> str:
-    """Deterministic algorithms, and the device that 'auto' means here."""
+    """Deterministic algorithms, results that do not depend on addresses, and the device that 'auto' means here."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("MKL_CBWR", "AUTO")
     import torch
 
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device

@@ -22,6 +22,7 @@ from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, answer_record, keep_steps
 from rollouts_core.rewards.functions import load_reward, score
 from rollouts_core.rollout.generate import RolloutConfig
+from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.work import Work
 from rollouts_core.training.backend import TrainingBackend
@@ -29,7 +30,7 @@ from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.losses import create_grpo_loss
 from rollouts_core.training.models import copy_of, initial_policy, load_hf_model, save_policy
 from rollouts_core.training.pytorch import create_pytorch_backend
-from rollouts_core.training.rl import RLStep, RLTrainingConfig, run_rl_training
+from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.training.weight_sync import sync_weights
 from rollouts_core.types import Sample
@@ -54,6 +55,7 @@ def run(work: Work) -> dict[str, float]:
     work.log.covers(spec.start, spec.stop, start)
     keep_steps(work.scratch / "rollouts.jsonl", start)
     rollouts = JSONLLogger(work.scratch / "rollouts.jsonl")
+    journal = RolloutJournal(work.scratch / "rollouts")
     location = work.stage.external["reward"].location
     metrics: dict[str, float] = {}
     for step in run_rl_training(
@@ -65,13 +67,17 @@ def run(work: Work) -> dict[str, float]:
         _settings(spec),
         trainer.reference,
         start,
+        journal,
     ):
         trainer.data_buffer = step.data_buffer
         metrics = step.metrics
         work.log.log(metrics, step.step)
         for sample in step.samples[: spec.training.log_samples]:
             rollouts.log(sample_record(sample), step.step)
-        _checkpoint(work, spec, trainer, step)
+        if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
+            with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
+                _save(trainer, directory)
+            journal.forget(step.step)
     save_policy(trainer.model, trainer.tokenizer, work.out / "policy")
     (work.out / "state").mkdir()
     _save(trainer, work.out / "state")
@@ -161,12 +167,6 @@ def _settings(spec: RLSpec) -> RLTrainingConfig:
         seed=spec.seed,
     )
     return RLTrainingConfig(spec.stop, training.minibatches, training.aggregation, training.normalize_std, rollout)
-
-
-def _checkpoint(work: Work, spec: RLSpec, trainer: Trainer, step: RLStep) -> None:
-    if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
-        with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
-            _save(trainer, directory)
 
 
 def _save(trainer: Trainer, directory: Path) -> None:

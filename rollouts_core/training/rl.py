@@ -18,6 +18,7 @@ from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.rollout.generate import RolloutConfig, generate_samples
+from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.training.backend import Metrics, TrainBatch, TrainingBackend
 from rollouts_core.training.grpo import loss_metrics, prepare_grpo_batch, rollout_metrics, split, to_train_batch
 from rollouts_core.training.losses import token_logprobs
@@ -57,17 +58,18 @@ def run_rl_training(
     config: RLTrainingConfig,
     reference: nn.Module | None = None,
     start: int = 0,
+    journal: RolloutJournal | None = None,
 ) -> Iterator[RLStep]:
     """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on.
 
     The engines must hold the backend's weights at the start; they hold them again after each step. Rollouts come from
-    the first engine. `reference` is the frozen policy of the KL term.
+    the first engine. `reference` is the frozen policy of the KL term. `journal` keeps finished rollouts over a kill.
     """
     for step in range(start + 1, config.num_steps + 1):
         timer = PhaseTimer()
         with timer.phase("gen"):
             prompts, data_buffer = data_buffer.get_prompts(config.rollout.batch_size)
-            samples = generate_samples(engines[0], tokenizer, prompts, config.rollout, step)
+            samples = generate_samples(engines[0], tokenizer, prompts, config.rollout, step, journal)
         with timer.phase("reward"):
             samples = score(samples)
         with timer.phase("adv"):

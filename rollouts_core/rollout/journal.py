@@ -1,0 +1,57 @@
+"""The journal of finished rollouts: what a killed step had generated is trained on, not generated again.
+
+Decision: each completion is one appended line, written as it ends and before anything else is done with it. A line is
+whole or, where the process died in its midst, passed over. Lines live until a checkpoint covers their step; a step
+that is trained again after a kill finds all its rollouts here. Numbers survive JSON to the last bit, so a step trained
+from its journal has the same gradient.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from rollouts_core.inference.engine import Completion
+from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+
+
+class RolloutJournal:
+    """One file per step below a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: tuple[int, JSONLLogger] | None = None
+
+    def finished(self, step: int, weight_version: int) -> dict[str, Completion]:
+        """The step's finished completions by request; those of other weights do not belong to it."""
+        found = {}
+        for line in read_jsonl(self._path(step)):
+            completion = Completion(
+                line["request_id"],
+                tuple(line["tokens"]),
+                tuple(line["log_probs"]),
+                tuple(line["weight_versions"]),
+                line["finish_reason"],
+            )
+            if set(completion.weight_versions) <= {weight_version}:
+                found[completion.request_id] = completion
+        return found
+
+    def note(self, step: int, completion: Completion) -> None:
+        if self._open is None or self._open[0] != step:
+            self._end_line(step)
+            self._open = (step, JSONLLogger(self._path(step)))
+        self._open[1].log(asdict(completion), step)
+
+    def forget(self, last_step: int) -> None:
+        """Drop the steps that a checkpoint covers."""
+        for path in self._directory.glob("step-*.jsonl"):
+            if int(path.stem.removeprefix("step-")) <= last_step:
+                path.unlink()
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step-{step:08d}.jsonl"
+
+    def _end_line(self, step: int) -> None:
+        """What a killed process left half-written must not run into the next line."""
+        path = self._path(step)
+        if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+            path.write_bytes(content[: content.rfind(b"\n") + 1])
