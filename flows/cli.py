@@ -1,4 +1,4 @@
-"""The command line: `rollouts run | plan | runs | show`.
+"""The command line: `rollouts run | plan | runs | show | diff | lineage | verify | pin | gc`.
 
 Only what a command needs is imported: `plan` answers in a fraction of a second and loads neither torch nor Prefect.
 """
@@ -8,11 +8,13 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flows.preflight import check_inputs, named_store, place_store
+from flows import housekeeping
+from flows.preflight import check_inputs, place_store, store_named, store_of
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import load_config
 from rollouts_core.errors import RolloutsError
@@ -37,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_command(options: argparse.Namespace) -> int:
     config = _config(options)
-    check_inputs(config)
+    check_inputs(config, options.refresh)
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -48,10 +50,9 @@ def run_command(options: argparse.Namespace) -> int:
 
     connect_prefect()
     with stages_shown() as console:
-        state = post_train(config, return_state=True)
+        state = post_train(config, options.refresh, return_state=True)
     flow_run_id = str(state.state_details.flow_run_id)
-    assert config.store.path is not None, "place_store decided it"
-    record = next((run for run in list_runs(config.store.path) if run.flow_run_id == flow_run_id), None)
+    record = next((run for run in list_runs(store_of(config).home) if run.flow_run_id == flow_run_id), None)
     if record is None or (record.error is None and not state.is_completed()):
         raise RolloutsError(str(state.result(raise_on_failure=False)))
     print_record(record, console if options.json else None)
@@ -62,27 +63,25 @@ def run_command(options: argparse.Namespace) -> int:
 
 def plan_command(options: argparse.Namespace) -> int:
     from rollouts_core.stages.plan import plan
-    from rollouts_core.store.local import LocalStore
+    from rollouts_core.stages.why import explain
 
     config = _config(options)
-    assert config.store.path is not None, "place_store decided it"
-    store = LocalStore(config.store.path)
-    rows = [
-        {"stage": stage.name, "key": stage.key, "state": "cached" if store.has(stage.artifact) else "to run"}
-        for stage in plan(config).stages
-    ]
+    explanations = explain(plan(config), store_of(config))
     if options.json:
-        print(json.dumps(rows))
+        print(json.dumps([asdict(explanation) for explanation in explanations]))
         return 0
-    for row in rows:
-        print(f"{row['stage']:<16} {row['key'][:16]}  {row['state']}")
+    for explanation in explanations:
+        state, *further = explanation.lines()
+        print(f"{explanation.stage:<16} {explanation.key[:16]}  {state}")
+        for line in further:
+            print(f"{'':<34} {line}")
     return 0
 
 
 def runs_command(options: argparse.Namespace) -> int:
     from rollouts_core.observe.runs import list_runs
 
-    records = list_runs(_store(options))
+    records = list_runs(store_named(options.store).home)
     if options.json:
         print(json.dumps([asdict(record) for record in records]))
         return 0
@@ -95,7 +94,7 @@ def runs_command(options: argparse.Namespace) -> int:
 def show_command(options: argparse.Namespace) -> int:
     from rollouts_core.observe.runs import find_run
 
-    record = find_run(_store(options), options.run)
+    record = find_run(store_named(options.store).home, options.run)
     if options.json:
         print(json.dumps(asdict(record)))
         return 0
@@ -111,31 +110,44 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rollouts", description="Post-train language models, stage by cached stage.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--store", type=Path, help="where artifacts and runs live (or ROLLOUTS_STORE)")
+    shared.add_argument("--store", help="where artifacts live: a directory or an fsspec URL (or ROLLOUTS_STORE)")
     shared.add_argument("--json", action="store_true", help="print JSON on standard output")
     configured = argparse.ArgumentParser(add_help=False, parents=[shared])
     configured.add_argument("config", type=Path, help="a Python file with `config = PipelineConfig(...)`, or JSON")
     configured.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in rl.steps=20")
 
-    for name, command, parent, text in (
-        ("run", run_command, configured, "run the whole chain"),
-        ("plan", plan_command, configured, "say which stages are cached and which are to run"),
-        ("runs", runs_command, shared, "list runs, the latest first"),
-        ("show", show_command, shared, "show one run"),
-    ):
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, parent: Any) -> Any:
         added = commands.add_parser(name, parents=[parent], help=text, description=text)
         added.set_defaults(command=command)
-        if name == "show":
-            added.add_argument("run", metavar="RUN", help="a run's id, or how it begins")
+        return added
+
+    run = add("run", run_command, "run the whole chain", configured)
+    run.add_argument(
+        "--refresh", action="append", default=[], metavar="STAGE", help="make a stage, and what depends on it, again"
+    )
+    add("plan", plan_command, "say which stages are cached, which are to run, and why", configured)
+    add("runs", runs_command, "list runs, the latest first", shared)
+    show = add("show", show_command, "show one run", shared)
+    show.add_argument("run", metavar="RUN", help="a run's id, or how it begins")
+    diff = add("diff", housekeeping.diff_command, "say what two runs differ in", shared)
+    diff.add_argument("one", metavar="RUN")
+    diff.add_argument("other", metavar="RUN")
+    lineage = add("lineage", housekeeping.lineage_command, "say what an artifact was made from", shared)
+    lineage.add_argument("artifact", metavar="ARTIFACT", help="its name, the beginning of it, its key, or its path")
+    verify = add("verify", housekeeping.verify_command, "read artifacts whole; take damaged ones out of use", shared)
+    verify.add_argument("artifact", nargs="*", metavar="ARTIFACT", help="default: all")
+    pin = add("pin", housekeeping.pin_command, "keep a run or an artifact, whatever gc is told", shared)
+    pin.add_argument("name", nargs="?", metavar="NAME", help="a run or an artifact; without it, pins are listed")
+    pin.add_argument("--reason", default="", help="why it is kept")
+    pin.add_argument("--remove", action="store_true", help="no longer keep it")
+    gc = add("gc", housekeeping.gc_command, "remove what no kept run needs", shared)
+    gc.add_argument("--keep-last", type=int, metavar="N", help="keep the last N runs of each name; default: all runs")
+    gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     return parser
 
 
 def _config(options: argparse.Namespace) -> PipelineConfig:
     return place_store(load_config(options.config, options.set), options.config, options.store)
-
-
-def _store(options: argparse.Namespace) -> Path:
-    return named_store(options.store) or Path(".rollouts")
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

@@ -1,5 +1,7 @@
 """The whole chain: SFT, then RL, each stage cached, on a machine of your choice."""
 
+from collections.abc import Sequence
+
 from prefect import flow
 from prefect.runtime import flow_run
 
@@ -19,10 +21,13 @@ from tasks.tokenize import tokenize
 
 
 @flow(name="post-train", flow_run_name="{config.name}", persist_result=False)
-def post_train(config: PipelineConfig) -> RunRecord:
-    """SFT, then RL, on a machine of your choice; every stage cached."""
-    stages, store = check_inputs(config), store_of(config)
-    with recording(config, stages, store, flow_run.id) as run, provision(config.machine, store, run) as machine:
+def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord:
+    """SFT, then RL, on a machine of your choice; every stage cached. `refresh`: stages to make again."""
+    stages, store = check_inputs(config, refresh), store_of(config)
+    with (
+        recording(config, stages, store, flow_run.id, refresh) as run,
+        provision(config.machine, store, run) as machine,
+    ):
         bootstrap(machine)
         data = tokenize(stages.tokenize, machine)
         policy = sft(stages.sft, data, machine) if stages.sft else None

@@ -4,51 +4,62 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rollouts_core.config import PipelineConfig
 from rollouts_core.errors import BadInput
+from rollouts_core.housekeeping.refresh import stages_to_refresh
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.stages.plan import Plan, plan
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.identity import is_url
+from rollouts_core.store.store import Store, open_store
 
 STORE_VARIABLE = "ROLLOUTS_STORE"
+HOME = Path(".rollouts")
 SERVER_DEADLINE = 5.0
 
 
-def place_store(config: PipelineConfig, config_file: Path, option: Path | None) -> PipelineConfig:
+def place_store(config: PipelineConfig, config_file: Path, option: str | None) -> PipelineConfig:
     """The config with its store decided: --store, ROLLOUTS_STORE, the config's own, or .rollouts beside `configs/`."""
     folder = config_file.resolve().parent
     project = folder.parent if folder.name == "configs" else folder
-    path = named_store(option) or config.store.path or project / ".rollouts"
-    outputs = config.store.outputs or path.resolve().parent / "outputs"
-    return replace(config, store=replace(config.store, path=path, outputs=outputs))
+    home, url = config.store.path or project / ".rollouts", config.store.url
+    if named := named_store(option):
+        home, url = (home, named) if is_url(named) else (Path(named), None)
+    outputs = config.store.outputs or home.resolve().parent / "outputs"
+    return replace(config, store=replace(config.store, path=home, url=url, outputs=outputs))
 
 
-def named_store(option: Path | None) -> Path | None:
-    """The store that --store or ROLLOUTS_STORE names, None when neither does."""
-    variable = os.environ.get(STORE_VARIABLE)
-    return option or (Path(variable) if variable else None)
+def named_store(option: str | None) -> str | None:
+    """The directory or URL that --store or ROLLOUTS_STORE names, None when neither does."""
+    return option or os.environ.get(STORE_VARIABLE) or None
 
 
-def store_of(config: PipelineConfig) -> LocalStore:
-    return LocalStore((named_store(config.store.path) or Path(".rollouts")).resolve())
+def store_named(option: str | None) -> Store:
+    """The store of commands that read no config: the one named, or .rollouts here."""
+    named = named_store(option) or str(HOME)
+    return open_store(HOME.resolve(), named) if is_url(named) else open_store(Path(named).resolve())
+
+
+def store_of(config: PipelineConfig) -> Store:
+    return open_store((config.store.path or HOME).resolve(), config.store.url)
 
 
 def outputs_of(config: PipelineConfig) -> Path:
-    return (config.store.outputs or store_of(config).root.parent / "outputs").resolve()
+    return (config.store.outputs or store_of(config).home.parent / "outputs").resolve()
 
 
-def check_inputs(config: PipelineConfig) -> Plan:
+def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     """The plan; or one `BadInput` with every problem of inputs, rewards and store that can be seen before running."""
     stages: list[Plan] = []
     problems: list[str] = []
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])
-    checks: list[Callable[[], object]] = [lambda: stages.append(plan(config)), store_of(config).check_usable]
+    checks: list[Callable[[], object]] = [lambda: stages.append(plan(config)), lambda: store_of(config).check_usable()]
     checks += [partial(load_reward, name) for name in rewards]
+    checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
         try:
             check()

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from infra.errors import MachineError
 from rollouts_core.store.fingerprint import installed_versions
 from rollouts_core.store.keys import key_of
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.making import making
 from rollouts_core.store.manifest import ArtifactId, Provenance
+from rollouts_core.store.store import Store
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy", "pydantic")
 CHECK = (
@@ -26,12 +27,12 @@ def environment_artifact() -> ArtifactId:
     return ArtifactId("bootstrap", key_of(_description()))
 
 
-def check_environment(store: LocalStore) -> None:
+def check_environment(store: Store) -> None:
     """Import what jobs import, once, and record it. Raises `MachineError` with the import's last lines."""
     artifact = environment_artifact()
     started, began = datetime.now(UTC), time.perf_counter()
-    with store.making(artifact, DEADLINE) as out:
-        if out is None:
+    with making(store, artifact, DEADLINE) as place:
+        if place is None:
             return
         try:
             done = subprocess.run(
@@ -40,7 +41,7 @@ def check_environment(store: LocalStore) -> None:
         except subprocess.CalledProcessError as error:
             lines = "\n".join(error.stderr.splitlines()[-5:])
             raise MachineError(f"the environment does not work; install with `make install`.\n{lines}") from None
-        (out / "environment.json").write_text(json.dumps({**_description(), **json.loads(done.stdout)}))
+        (place.out / "environment.json").write_text(json.dumps({**_description(), **json.loads(done.stdout)}))
         described = _description()
         provenance = Provenance(
             version=1,
@@ -55,7 +56,7 @@ def check_environment(store: LocalStore) -> None:
             seconds=round(time.perf_counter() - began, 3),
             summary={},
         )
-        store.publish(artifact, provenance)
+        place.publish(provenance)
 
 
 def _description() -> dict[str, object]:

@@ -16,9 +16,9 @@ from infra.errors import JobFailed, MachineError
 from infra.machine import Job, JobStatus, Machine
 from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
-from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL
+from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_TRY_AGAIN
 from rollouts_core.stages.stage import Stage, stage_to_data
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.store import Store
 
 POLL_SECONDS = 0.1
 LAST_LINES = 15
@@ -60,7 +60,7 @@ class MachineSession:
     """A machine as one run holds it: where its artifacts are, how long jobs may take, what has been read of them."""
 
     machine: Machine
-    store: LocalStore
+    store: Store
     settings: MachineConfig
     run: RunLog
     cursors: dict[str, Cursor] = field(default_factory=dict)
@@ -76,6 +76,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     machine = session.machine
     found = frozenset(link.name for link in chain if session.store.has(link.artifact))
     if stage.name not in found:
+        if job.name not in session.cursors and machine.poll(job.name).state == "running":
+            yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
         machine.start(job)
     if job.name not in session.cursors:
         begun = machine.attempt(job.name)
@@ -118,7 +120,7 @@ def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
     """The job that makes a chain of stages in one process."""
     spec = {
         "stages": [stage_to_data(stage) for stage in chain],
-        "store": str(session.store.root.resolve()),
+        "store": {"home": str(session.store.home.resolve()), "url": session.store.url},
         "device": session.settings.device,
     }
     return Job(
@@ -174,4 +176,4 @@ def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:
     if code in (EXIT_BAD_INPUT, EXIT_DISK_FULL) and status.message:
         return JobFailed(f"stage {stage.name}: {status.message}", (), mendable=False)
     message = status.message or f"its job ended with exit status {code}"
-    return JobFailed(f"stage {stage.name}: {message}", lines, mendable=False)
+    return JobFailed(f"stage {stage.name}: {message}", lines, mendable=code == EXIT_TRY_AGAIN)

@@ -4,13 +4,13 @@ from infra.jobs import MachineSession
 from infra.local import LocalMachine
 from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.store import Store
 
 
-def provision_machine(settings: MachineConfig, store: LocalStore, run: RunLog) -> MachineSession:
+def provision_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
     """Raises `BadInput` when the store or its disk is not usable."""
     store.check_usable()
-    return MachineSession(LocalMachine(store.root / "jobs"), store, settings, run)
+    return MachineSession(LocalMachine(store.home / "jobs"), store, settings, run)
 
 
 def release_machine(session: MachineSession) -> None:

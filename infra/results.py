@@ -6,18 +6,24 @@ from pathlib import Path
 
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.manifest import ArtifactId
+from rollouts_core.store.store import Store
+from rollouts_core.store.transfer import copy_verified
 
 
-def bring_home(plan: Plan, policy: Path, store: LocalStore, outputs: Path) -> Path:
-    """Copy the run's results; `policy` is the final artifact's files.
+def bring_home(plan: Plan, final: ArtifactId, store: Store, outputs: Path) -> Path:
+    """Copy the run's results, the policy from its final artifact, verified on the way.
 
     They are gathered under a temporary name and moved into place whole.
     """
     gathering = outputs.with_name(f".{outputs.name}.unfinished")
     shutil.rmtree(gathering, ignore_errors=True)
     gathering.mkdir(parents=True)
-    shutil.copytree(policy / "policy", gathering / "policy", copy_function=shutil.copyfile)
+    policy = store.open(final)
+    for entry in store.manifest(final).files:
+        if entry.path.startswith("policy/"):
+            (gathering / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            copy_verified(policy / entry.path, gathering / entry.path, entry.sha256)
     if plan.sft:
         _join([plan.sft], store, "metrics.jsonl", gathering / "sft_metrics.jsonl")
     if plan.rl:
@@ -33,7 +39,7 @@ def bring_home(plan: Plan, policy: Path, store: LocalStore, outputs: Path) -> Pa
     return outputs
 
 
-def _join(stages: Sequence[Stage], store: LocalStore, name: str, target: Path) -> None:
+def _join(stages: Sequence[Stage], store: Store, name: str, target: Path) -> None:
     with target.open("wb") as joined:
         for stage in stages:
             joined.write((store.open(stage.artifact) / name).read_bytes())

@@ -8,10 +8,19 @@ result and stay out of stage keys (see `rollouts_core.parts`).
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from rollouts_core.parts import Operational, part
 
+
+def _text(value: object) -> str:
+    if not isinstance(value, Path | str) or not str(value).strip():
+        raise ValueError("is no path and no URL")
+    return str(value)
+
+
+FileOrUrl = Annotated[Path | str, PlainValidator(_text, json_schema_input_type=str)]
+"""Read as text, so that a URL keeps its slashes."""
 Dtype = Literal["float32", "bfloat16"]
 PartT = TypeVar("PartT")
 
@@ -21,7 +30,12 @@ class Jsonl:
     """Chat rows from a JSONL file: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`."""
 
     kind: Literal["jsonl"] = "jsonl"
-    path: Operational[Path] = Field(description="The file. It is identified by its content, not by its path.")
+    path: Operational[FileOrUrl] = Field(
+        description="A file or an fsspec URL, identified by its content or its store's checksum, not by this name."
+    )
+    sha256: Operational[str | None] = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="Pins the content, for URLs whose store tells no checksum."
+    )
 
 
 @part
@@ -194,7 +208,14 @@ class EvaluationConfig:
 class StoreConfig:
     """Where artifacts and results live. Nothing here can change a result."""
 
-    path: Operational[Path | None] = Field(default=None, description="Artifacts and runs; default: .rollouts.")
+    path: Operational[Path | None] = Field(
+        default=None, description="Runs, jobs, partial work, and artifacts unless `url` says otherwise."
+    )
+    url: Operational[str | None] = Field(
+        default=None,
+        pattern=r"^[a-z0-9]+://.+",
+        description="Artifacts at an fsspec URL, as s3://bucket/prefix; credentials come from the environment.",
+    )
     outputs: Operational[Path | None] = Field(default=None, description="What runs bring home; default: outputs.")
 
 

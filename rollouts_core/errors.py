@@ -39,6 +39,18 @@ class StoreError(RolloutsError):
     """The store cannot be read or written."""
 
 
+class StoreUnavailable(StoreError):
+    """A remote store did not answer; it may again, so a retry mends it."""
+
+
+class ArtifactDamaged(StoreError):
+    """An artifact's files are not what its manifest says."""
+
+
+class LeaseLost(RolloutsError):
+    """Another process may be making the same artifact: what this one makes must not be published."""
+
+
 def describe(problems: Sequence[str], where: str) -> str:
     heading = f"{where}: " if where else ""
     if len(problems) == 1:

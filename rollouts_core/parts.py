@@ -10,7 +10,7 @@ problems notes them and stands in with its valid fields, so that a config file w
 about all of them in one message instead of one per attempt.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -63,6 +63,15 @@ def identity_fields(part_type: type) -> list[str]:
     """The names of the fields that enter a key."""
     hints = get_type_hints(part_type, include_extras=True)
     return [field.name for field in fields(part_type) if not _is_operational(hints[field.name])]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything in JSON data that is not an object with entries."""
+    if isinstance(value, Mapping) and value:
+        for name, entry in value.items():
+            yield from leaves(entry, f"{path}.{name}" if path else name)
+    else:
+        yield path, value
 
 
 def problem_lines(error: ValidationError, prefix: str = "") -> list[str]:

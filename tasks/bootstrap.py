@@ -14,6 +14,6 @@ def bootstrap(machine: MachineSession) -> ArtifactRef:
     with recorded(machine.run, "bootstrap", artifact.key) as outcome:
         if machine.store.has(artifact):
             outcome.state = "Cached"
-            return cached(artifact, machine)
+            return cached(artifact)
         check_environment(machine.store)
-    return ArtifactRef(artifact, machine.store.open(artifact))
+    return ArtifactRef(artifact)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -47,10 +46,9 @@ LIGHT_TASK: dict[str, Any] = {"timeout_seconds": 900, "persist_result": False}
 
 @dataclass(frozen=True)
 class ArtifactRef:
-    """What passes between tasks: which artifact, and where its files are."""
+    """What passes between tasks: which artifact."""
 
     artifact: ArtifactId
-    files: Path
 
 
 @dataclass
@@ -92,7 +90,7 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
     with recorded(session.run, stage.name, stage.key) as outcome:
         if was_found(stage, chain, session):
             outcome.state = "Cached"
-            return cached(stage.artifact, session)
+            return cached(stage.artifact)
         bar = _ProgressBar(stage.name)
         for event in make_in_job(stage, chain, session):
             match event:
@@ -102,12 +100,12 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
                 case Progress(name, done, total, metrics):
                     bar.move(done, total)
                     announce(StageProgress(name, done, total, metrics))
-    return ArtifactRef(stage.artifact, session.store.open(stage.artifact))
+    return ArtifactRef(stage.artifact)
 
 
-def cached(artifact: ArtifactId, session: MachineSession) -> ArtifactRef:
+def cached(artifact: ArtifactId) -> ArtifactRef:
     """The state that Prefect shows as `Cached`, typed as what the caller of a task that returns it gets: its data."""
-    ref = ArtifactRef(artifact, session.store.open(artifact))
+    ref = ArtifactRef(artifact)
     message = f"{artifact.directory} was in the store"
     return Completed(name="Cached", message=message, data=ref)  # type: ignore[return-value]
 

@@ -10,12 +10,12 @@ from infra.jobs import MachineSession
 from infra.provision import provision_machine, release_machine
 from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.store import Store
 from tasks.making import LIGHT_TASK, recorded
 
 
 @contextmanager
-def provision(settings: MachineConfig, store: LocalStore, run: RunLog) -> Iterator[MachineSession]:
+def provision(settings: MachineConfig, store: Store, run: RunLog) -> Iterator[MachineSession]:
     """Raises `BadInput` when the machine cannot be used."""
     session = provision_task(settings, store, run)
     try:
@@ -25,6 +25,6 @@ def provision(settings: MachineConfig, store: LocalStore, run: RunLog) -> Iterat
 
 
 @task(name="provision", task_run_name="provision", cache_policy=NO_CACHE, **LIGHT_TASK)
-def provision_task(settings: MachineConfig, store: LocalStore, run: RunLog) -> MachineSession:
+def provision_task(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
     with recorded(run, "provision"):
         return provision_machine(settings, store, run)

@@ -12,12 +12,12 @@ from rollouts_core.config_files import to_data
 from rollouts_core.observe.report import POINTS, write_report
 from rollouts_core.observe.runs import AccuracyRecord, RunLog, RunRecord
 from rollouts_core.stages.plan import Plan
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.store import Store
 from tasks.making import LIGHT_TASK, recorded
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE, **LIGHT_TASK)
-def report(config: PipelineConfig, stages: Plan, store: LocalStore, results: Path, run: RunLog) -> RunRecord:
+def report(config: PipelineConfig, stages: Plan, store: Store, results: Path, run: RunLog) -> RunRecord:
     with recorded(run, "report"):
         accuracies = read_accuracies(stages, store)
         run.result(accuracies, results / "report.html")
@@ -33,7 +33,7 @@ def report(config: PipelineConfig, stages: Plan, store: LocalStore, results: Pat
     return run.record
 
 
-def read_accuracies(stages: Plan, store: LocalStore) -> Sequence[AccuracyRecord]:
+def read_accuracies(stages: Plan, store: Store) -> Sequence[AccuracyRecord]:
     """From the manifests of the evaluation artifacts."""
     records = []
     for stage in stages.evaluate:

@@ -1,20 +1,32 @@
 """The run's record, open for as long as its flow runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from infra.environment import environment_artifact
 from rollouts_core.config import PipelineConfig
+from rollouts_core.housekeeping.gc import wait_for_gc
+from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
 from rollouts_core.observe.runs import RunLog, open_run
 from rollouts_core.stages.plan import Plan
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.store import Store
 
 
 @contextmanager
-def recording(config: PipelineConfig, stages: Plan, store: LocalStore, flow_run_id: str | None) -> Iterator[RunLog]:
-    """Open the run's record with all that is planned; close it as Completed, Failed or Cancelled."""
-    run = open_run(store.root, config, planned_stages(stages), flow_run_id)
+def recording(
+    config: PipelineConfig, stages: Plan, store: Store, flow_run_id: str | None, refresh: Sequence[str] = ()
+) -> Iterator[RunLog]:
+    """Open the run's record with all that is planned; close it as Completed, Failed or Cancelled.
+
+    `refresh` names stages to make again. A retry of the same flow run goes on with what it has made since.
+    """
+    run = open_run(store, config, planned_stages(stages), flow_run_id)
     try:
+        wait_for_gc(store)
+        if refresh and not run.record.refreshed:
+            again = stages_to_refresh(stages, refresh)
+            discard_stages(again, store, run.run_id)
+            run.refreshing([stage.name for stage in again])
         yield run
     except Exception as error:
         run.end("Failed", str(error))

@@ -15,4 +15,4 @@ from tasks.making import LIGHT_TASK, ArtifactRef, recorded
 def sync(stages: Plan, policy: ArtifactRef | None, machine: MachineSession, outputs: Path) -> Path:
     assert policy is not None, "PipelineConfig refuses a chain without sft and rl"
     with recorded(machine.run, "sync"):
-        return bring_home(stages, policy.files, machine.store, outputs / machine.run.run_id)
+        return bring_home(stages, policy.artifact, machine.store, outputs / machine.run.run_id)

@@ -1,10 +1,13 @@
 """What tests share: a small addition task on disk, its config, one Prefect server, and the command line."""
 
 import json
+import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +21,9 @@ from rollouts_core.config_files import from_data
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ |= {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="rollouts-tests-cache-")
 os.environ["MKL_CBWR"] = "AUTO"  # as in jobs
 os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread
 SERVER_DEADLINE = 120.0
@@ -131,6 +136,32 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """An S3-compatible server; yields its address, which the environment names as well, with a key for it."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    try:
+        yield os.environ["AWS_ENDPOINT_URL"]
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_server: str) -> str:
+    """An empty bucket."""
+    import fsspec
+
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    fsspec.filesystem("s3").mkdir(bucket)
+    return f"s3://{bucket}/store"
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@ A row needs `messages`, a list of objects with a known `role` and a text `conten
 which rewards read. Problems name the file and the line, and are reported together.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rollouts_core.config import HubDataset, Jsonl
 from rollouts_core.errors import BadInput
-from rollouts_core.store.identity import External
+from rollouts_core.store.identity import External, is_url
 from rollouts_core.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -33,7 +33,7 @@ class Row:
 def load_rows(source: Jsonl | HubDataset, external: External) -> list[Row]:
     """All rows of a source. Raises `BadInput` listing up to 20 faulty rows, or saying that there are none."""
     rows, problems = [], []
-    raw = _jsonl(Path(external.location)) if isinstance(source, Jsonl) else _dataset(source, external)
+    raw = _jsonl(external) if isinstance(source, Jsonl) else _dataset(source, external)
     for index, (place, value) in enumerate(raw):
         if isinstance(value, str):
             problems.append(f"{place}: {value}")
@@ -51,10 +51,15 @@ def load_rows(source: Jsonl | HubDataset, external: External) -> list[Row]:
     return rows
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    """Place and parsed row, or place and what is wrong as text. Blank lines are passed over."""
-    with path.open("rb") as lines:
+def _jsonl(external: External) -> Iterator[tuple[str, Any]]:
+    """Place and parsed row, or place and what is wrong as text. Blank lines are passed over.
+
+    Raises `BadInput` at the end when the content is not what it is pinned to.
+    """
+    place, digest = external.location, hashlib.sha256()
+    with _open(place) as lines:
         for number, line in enumerate(lines, 1):
+            digest.update(line)
             if not line.strip():
                 continue
             try:
@@ -63,7 +68,18 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 value = f"not valid JSON: {error}"
             else:
                 value = value if isinstance(value, dict) else f"a {type(value).__name__}, not an object"
-            yield f"{path}:{number}", value
+            yield f"{place}:{number}", value
+    if digest.hexdigest() != external.identity.get("sha256", digest.hexdigest()):
+        raise BadInput(f"{place} has the sha256 {digest.hexdigest()}, not {external.identity['sha256']}")
+
+
+def _open(place: str) -> IO[bytes]:
+    if not is_url(place):
+        return open(place, "rb")
+    import fsspec
+
+    opened: IO[bytes] = fsspec.open(place, "rb").open()
+    return opened
 
 
 def _dataset(source: HubDataset, external: External) -> Iterator[tuple[str, Any]]:

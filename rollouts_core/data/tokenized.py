@@ -85,18 +85,31 @@ def tokenize_prompts(rows: Sequence[Row], tokenizer: Any, max_prompt_length: int
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, compression="zstd")
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    pq.write_table(table, unfinished, compression="zstd")
+    unfinished.rename(path)
 
 
-def read_examples(path: Path) -> list[Example]:
-    table = pq.read_table(path, columns=["input_ids", "loss_mask"])
+def read_shards(directory: Path, columns: list[str] | None = None) -> pa.Table:
+    """All shards of a directory as one table, in their order."""
+    return pa.concat_tables([pq.read_table(path, columns=columns) for path in sorted(directory.glob("*.parquet"))])
+
+
+def count_tokens(directory: Path) -> int:
+    return sum(read_shards(directory, ["length"])["length"].to_pylist())
+
+
+def read_examples(directory: Path) -> list[Example]:
+    table = read_shards(directory, ["input_ids", "loss_mask"])
     return [
         Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32))
         for ids, mask in zip(table["input_ids"].to_pylist(), table["loss_mask"].to_pylist(), strict=True)
     ]
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(directory: Path) -> list[Prompt]:
     return [
         Prompt(
             tuple(Message(**turn) for turn in json.loads(row["messages"])),
@@ -104,7 +117,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             json.loads(row["metadata"]),
             row["source_row"],
         )
-        for row in pq.read_table(path).to_pylist()
+        for row in read_shards(directory).to_pylist()
     ]
 
 

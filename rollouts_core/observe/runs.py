@@ -1,7 +1,8 @@
 """The record of a run: one directory below the store's `runs/`, with `run.json`, `config.json` and `events.jsonl`.
 
 `run.json` is replaced whole at every change, so that a reader, at whatever moment, sees a run as it last was. A retry
-of the same flow run goes on in the same record.
+of the same flow run goes on in the same record. With a remote store, the record is written there as well: whoever
+clears that store up sees what the runs of all machines need.
 """
 
 import os
@@ -20,6 +21,8 @@ from rollouts_core.config_files import save_config
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.store.locks import is_held, try_lock
+from rollouts_core.store.objects import Objects
+from rollouts_core.store.store import Store
 
 StageState = Literal["Pending", "Running", "Completed", "Cached", "Failed", "Cancelled"]
 RunState = Literal["Running", "Completed", "Failed", "Cancelled", "Lost"]
@@ -58,6 +61,9 @@ class RunRecord:
     accuracies: tuple[AccuracyRecord, ...] = ()
     report: str | None = None
     error: str | None = None
+    refreshed: tuple[str, ...] = ()
+    """Stages whose artifacts this run discarded at its start; a retry does not do so again."""
+    updated_at: str = ""
 
 
 _adapter = TypeAdapter(RunRecord)
@@ -66,9 +72,11 @@ _adapter = TypeAdapter(RunRecord)
 class RunLog:
     """Writes one run's record, and holds its lock while it lives; everybody else reads the file."""
 
-    def __init__(self, directory: Path, record: RunRecord) -> None:
+    def __init__(self, directory: Path, record: RunRecord, shared: Objects | None) -> None:
+        """`shared`: where a remote store keeps the records of all machines."""
         self.directory = directory
         self.record = record
+        self._shared = shared
         self._began = time.monotonic() - record.seconds
         self._events = JSONLLogger(directory / "events.jsonl")
         self._lock = (directory / "lock").open("w")
@@ -92,12 +100,16 @@ class RunLog:
     def result(self, accuracies: Sequence[AccuracyRecord], report: Path) -> None:
         self._change({"report": str(report)}, accuracies=tuple(accuracies), report=str(report))
 
+    def refreshing(self, stages: Sequence[str]) -> None:
+        self._change({"refreshed": list(stages)}, refreshed=tuple(stages))
+
     def end(self, state: RunState, error: str | None = None) -> None:
         self._change({"run": state}, state=state, error=error)
         self._lock.close()
 
     def _change(self, event: dict[str, Any], **changes: Any) -> None:
-        self.record = replace(self.record, seconds=round(time.monotonic() - self._began, 3), **changes)
+        seconds = round(time.monotonic() - self._began, 3)
+        self.record = replace(self.record, seconds=seconds, updated_at=_now(), **changes)
         self._events.log({"at": _now(), **event}, len(self.record.stages))
         self._write()
 
@@ -105,38 +117,53 @@ class RunLog:
         unfinished = self.directory / f"run.json.{os.getpid()}"
         unfinished.write_bytes(_adapter.dump_json(self.record, indent=1))
         unfinished.replace(self.directory / "run.json")
+        if self._shared is not None:
+            self._shared.write(f"runs/{self.run_id}.json", _adapter.dump_json(self.record))
 
 
 def open_run(
-    store_root: Path, config: PipelineConfig, planned: Sequence[tuple[str, str | None]], flow_run_id: str | None
+    store: Store, config: PipelineConfig, planned: Sequence[tuple[str, str | None]], flow_run_id: str | None
 ) -> RunLog:
     """A new record with the planned stages (name and key), or the record that this flow run began before."""
-    for record in list_runs(store_root):
+    runs, shared = store.home / "runs", store.objects if store.url else None
+    for record in list_runs(store.home):
         if flow_run_id is not None and record.flow_run_id == flow_run_id:
-            return RunLog(store_root / "runs" / record.run_id, replace(record, state="Running", error=None))
+            return RunLog(runs / record.run_id, replace(record, state="Running", error=None), shared)
     run_id = f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    directory = store_root / "runs" / run_id
+    directory = runs / run_id
     directory.mkdir(parents=True)
     save_config(config, directory / "config.json")
     stages = tuple(StageRecord(name, key) for name, key in planned)
-    return RunLog(directory, RunRecord(run_id, config.name, "Running", _now(), 0.0, flow_run_id, stages))
+    return RunLog(directory, RunRecord(run_id, config.name, "Running", _now(), 0.0, flow_run_id, stages), shared)
 
 
-def list_runs(store_root: Path) -> list[RunRecord]:
+def list_runs(home: Path) -> list[RunRecord]:
     """All runs, the latest first."""
-    records = [_read(path.parent) for path in (store_root / "runs").glob("*/run.json")]
+    records = [_read(path.parent) for path in (home / "runs").glob("*/run.json")]
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
-def find_run(store_root: Path, run_id: str) -> RunRecord:
+def all_runs(store: Store) -> list[RunRecord]:
+    """The runs of this home and, with a remote store, those that other machines recorded there; the latest first."""
+    here = list_runs(store.home)
+    if store.url is None:
+        return here
+    known = {record.run_id for record in here}
+    contents = (store.objects.read(name) for name in store.objects.names("runs"))
+    there = [_adapter.validate_json(content) for content in contents if content]
+    others = [record for record in there if record.run_id not in known]
+    return sorted(here + others, key=lambda record: record.started_at, reverse=True)
+
+
+def find_run(home: Path, run_id: str) -> RunRecord:
     """The run of that id, or the only one whose id begins so. Raises `BadInput` when there is none or several."""
-    found = [record for record in list_runs(store_root) if record.run_id.startswith(run_id)]
+    found = [record for record in list_runs(home) if record.run_id.startswith(run_id)]
     exact = [record for record in found if record.run_id == run_id]
     if exact or len(found) == 1:
         return (exact or found)[0]
     if found:
         raise BadInput(f"{run_id} begins the id of {len(found)} runs: {', '.join(r.run_id for r in found[:5])}")
-    raise BadInput(f"no run {run_id} in the store {store_root}; `rollouts runs` lists them")
+    raise BadInput(f"no run {run_id} in the store {home}; `rollouts runs` lists them")
 
 
 def _read(directory: Path) -> RunRecord:

@@ -40,7 +40,7 @@ def identify_reward(name: str) -> External:
     source, function = _find(name)
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     location = f"{source}:{function}" if ".py:" in name else name
-    return External({"sha256": digest, "function": function}, location)
+    return External({"sha256": digest, "function": function}, location, (str(source),))
 
 
 def load_reward(location: str) -> RewardFunction:

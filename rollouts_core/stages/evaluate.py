@@ -22,7 +22,7 @@ def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, EvaluateSpec), "the planner pairs this stage with its spec"
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    prompts = read_prompts(work.inputs["data"] / "heldout.parquet")[: spec.evaluation.limit]
+    prompts = read_prompts(work.inputs["data"] / "heldout")[: spec.evaluation.limit]
     check_room(prompts, "evaluation.max_new_tokens", spec.evaluation.max_new_tokens, spec.max_length)
     engine = TorchEngine(_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS)
     location = work.stage.external["score"].location

@@ -12,17 +12,20 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import ArtifactDamaged, BadInput, LeaseLost, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.stages.stage import Stage, stage_from_data
 from rollouts_core.stages.work import make_stage
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.store import Store, open_store
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 65
 EXIT_DISK_FULL = 74
+EXIT_TRY_AGAIN = 75
+"""The store did not answer, or another process took over: the same job may do better later."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -32,7 +35,7 @@ def main(directory: Path) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     spec = json.loads((directory / "spec.json").read_text())
     stages = [stage_from_data(data) for data in spec["stages"]]
-    store = LocalStore(Path(spec["store"]))
+    store = open_store(Path(spec["store"]["home"]), spec["store"]["url"])
     followed = JSONLLogger(directory / "metrics.jsonl")
     session: dict[str, object] = {}
     for stage in stages:
@@ -45,22 +48,25 @@ def main(directory: Path) -> int:
 
 
 def _attempt(
-    stage: Stage, store: LocalStore, followed: JSONLLogger, device: str, session: dict[str, object], directory: Path
+    stage: Stage, store: Store, followed: JSONLLogger, device: str, session: dict[str, object], directory: Path
 ) -> int:
     try:
-        make_stage(stage, store, followed, _prepare_torch(device) if stage.kind != "tokenize" else "cpu", session)
+        device = _prepare_torch(device) if stage.kind != "tokenize" else "cpu"
+        make_stage(stage, store, followed, device, session, on_lost=partial(_stop, directory, stage))
         return 0
-    except BadInput as error:
+    except (BadInput, ArtifactDamaged) as error:
         return _fail(directory, stage, EXIT_BAD_INPUT, str(error))
+    except (StoreUnavailable, LeaseLost) as error:
+        return _fail(directory, stage, EXIT_TRY_AGAIN, str(error))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             traceback.print_exc()
             return _fail(directory, stage, EXIT_FAILED, f"{type(error).__name__}: {error}")
-        message = f"no space left on the disk of {error.filename or store.root}: free some, then run again"
+        message = f"no space left on the disk of {error.filename or store.home}: free some, then run again"
         return _fail(directory, stage, EXIT_DISK_FULL, message)
     except Exception as error:
         if "No space left on device" in str(error):
-            message = f"no space left on the disk of {store.root}: free some, then run again"
+            message = f"no space left on the disk of {store.home}: free some, then run again"
             return _fail(directory, stage, EXIT_DISK_FULL, message)
         traceback.print_exc()
         return _fail(directory, stage, EXIT_FAILED, f"{type(error).__name__}: {error}")
@@ -73,6 +79,11 @@ def _fail(directory: Path, stage: Stage, status: int, message: str) -> int:
     except OSError:
         pass
     return status
+
+
+def _stop(directory: Path, stage: Stage, reason: str) -> None:
+    """End this process at once: nothing that it could still write is wanted."""
+    os._exit(_fail(directory, stage, EXIT_TRY_AGAIN, reason))
 
 
 def _prepare_torch(device: str) -> str:

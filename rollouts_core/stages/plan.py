@@ -4,7 +4,7 @@ Decision: keys hash what goes into a stage, never what came out, so every key is
 plan reads and hashes the data files and imports no torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -40,6 +40,17 @@ def plan(config: PipelineConfig) -> Plan:
     sft = _sft(config, external, tokenize)
     rl = _rl(config, external, tokenize, sft)
     return Plan(tokenize, sft, rl, _evaluations(config, external, tokenize, sft, rl))
+
+
+def dependents(plan: Plan, changed: Sequence[Stage]) -> list[Stage]:
+    """These stages and, in the plan's order, every stage that is made from one of them, directly or not."""
+    keys = {stage.key for stage in changed}
+    found = []
+    for stage in plan.stages:
+        if stage.key in keys or any(artifact.key in keys for artifact in stage.inputs.values()):
+            keys.add(stage.key)
+            found.append(stage)
+    return found
 
 
 def _tokenize(config: PipelineConfig, external: Externals) -> Stage:

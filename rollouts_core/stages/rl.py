@@ -135,7 +135,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
         schedule=partial(create_scheduler, kind="constant", warmup_steps=training.warmup_steps, num_steps=0),
     )
     engine = TorchEngine(copy_of(model), spec.max_length, spec.engine.max_running_requests)
-    prompts = read_prompts(work.inputs["data"] / "prompts.parquet")
+    prompts = read_prompts(work.inputs["data"] / "prompts")
     check_room(prompts, "rl.max_new_tokens", training.max_new_tokens, spec.max_length)
     return Trainer(model, tokenizer, backend, engine, _reference(work, spec, tokenizer), DataBuffer(prompts, spec.seed))
 

@@ -20,7 +20,7 @@ def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, SFTSpec), "the planner pairs this stage with its spec"
     training = spec.training
-    examples = read_examples(work.inputs["data"] / "demonstrations.parquet")
+    examples = read_examples(work.inputs["data"] / "demonstrations")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     model = initial_policy(
         spec.model, work.stage.external.get("model"), tokenizer, spec.max_length, spec.seed, work.device

@@ -16,8 +16,11 @@ Kind = Literal["tokenize", "sft", "rl", "evaluate"]
 
 SPECS: Mapping[Kind, type[Spec]] = {"tokenize": TokenizeSpec, "sft": SFTSpec, "rl": RLSpec, "evaluate": EvaluateSpec}
 
-VERSIONS: Mapping[Kind, int] = {"tokenize": 1, "sft": 1, "rl": 1, "evaluate": 1}
+VERSIONS: Mapping[Kind, int] = {"tokenize": 2, "sft": 1, "rl": 1, "evaluate": 1}
 """Bump one when the meaning of that stage's output changes; its artifacts are then made again."""
+
+
+_external = TypeAdapter(External)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,10 @@ def stage_from_data(data: Mapping[str, Any]) -> Stage:
         data["version"],
         TypeAdapter(SPECS[kind]).validate_python(data["spec"]),
         {role: ArtifactId(**artifact) for role, artifact in data["inputs"].items()},
-        {role: External(**external) for role, external in data["external"].items()},
+        {
+            role: External(**{**external, "content": tuple(external["content"])})
+            for role, external in data["external"].items()
+        },
     )
     if stage.key != data["key"]:
         raise ValueError(f"stage {stage.name}: its key here is {stage.key}, in the job it is {data['key']}")

@@ -1,14 +1,21 @@
-"""Data to Parquet, and the tokenizer that made it: `tokenizer/`, `demonstrations.parquet`, `prompts.parquet`, ..."""
+"""Data to Parquet, and the tokenizer that made it: `tokenizer/`, `demonstrations/*.parquet`, `prompts/*.parquet`, ...
 
+Decision: a source is tokenized in shards of a fixed number of rows. A shard is written under another name and renamed
+when it is whole; a killed stage goes on behind the shards that are there.
+"""
+
+import shutil
+from collections.abc import Sequence
 from typing import Any
 
-from rollouts_core.data.sources import Row, load_rows
-from rollouts_core.data.tokenized import tokenize_examples, tokenize_prompts, write_table
+from rollouts_core.data.sources import MAX_PROBLEMS, Row, load_rows
+from rollouts_core.data.tokenized import count_tokens, tokenize_examples, tokenize_prompts, write_table
 from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.work import Work
 
+SHARD_ROWS = 2000
 TRAINING_ROLES = ("demonstrations", "prompts")
 """A tokenizer is made from these; the held-out rows stay unseen."""
 
@@ -18,19 +25,36 @@ def run(work: Work) -> dict[str, float]:
     assert isinstance(spec, TokenizeSpec), "the planner pairs this stage with its spec"
     rows = _load(work, spec)
     tokenizer = _tokenizer(work, spec, rows)
-    save_tokenizer(tokenizer, work.out / "tokenizer")
+    shutil.copytree(work.scratch / "tokenizer", work.out / "tokenizer")
     summary: dict[str, float] = {"vocab_size": float(len(tokenizer))}
-    for done, (role, loaded) in enumerate(rows.items(), 1):
-        if role == "demonstrations":
-            table = tokenize_examples(loaded, tokenizer, spec.max_length)
-        else:
-            table = tokenize_prompts(loaded, tokenizer, spec.max_length - 1)
-        write_table(table, work.out / f"{role}.parquet")
-        summary[f"{role}/rows"] = float(table.num_rows)
-        summary[f"{role}/tokens"] = float(sum(table["length"].to_pylist()))
-        work.log.progress(done, len(rows))
-        print(f"{role}: {table.num_rows:,} rows, {summary[f'{role}/tokens']:,.0f} tokens")
+    shards = [(role, start) for role, loaded in rows.items() for start in range(0, len(loaded), SHARD_ROWS)]
+    problems: list[str] = []
+    for done, (role, start) in enumerate(shards, 1):
+        shard = work.scratch / role / f"{start // SHARD_ROWS:05d}.parquet"
+        try:
+            if not shard.exists():
+                write_table(_tokenize(role, rows[role][start : start + SHARD_ROWS], tokenizer, spec), shard)
+        except BadInput as error:
+            problems += error.problems
+            if len(problems) >= MAX_PROBLEMS:
+                break
+        work.log.progress(done, len(shards))
+    if problems:
+        raise BadInput(problems, "data")
+    for role, loaded in rows.items():
+        (work.out / role).mkdir()
+        for shard in sorted((work.scratch / role).glob("*.parquet")):
+            (work.out / role / shard.name).hardlink_to(shard)
+        summary[f"{role}/rows"] = float(len(loaded))
+        summary[f"{role}/tokens"] = float(count_tokens(work.out / role))
+        print(f"{role}: {len(loaded):,} rows, {summary[f'{role}/tokens']:,.0f} tokens")
     return summary
+
+
+def _tokenize(role: str, rows: Sequence[Row], tokenizer: Any, spec: TokenizeSpec) -> Any:
+    if role == "demonstrations":
+        return tokenize_examples(rows, tokenizer, spec.max_length)
+    return tokenize_prompts(rows, tokenizer, spec.max_length - 1)
 
 
 def _load(work: Work, spec: TokenizeSpec) -> dict[str, list[Row]]:
@@ -48,6 +72,17 @@ def _load(work: Work, spec: TokenizeSpec) -> dict[str, list[Row]]:
 
 
 def _tokenizer(work: Work, spec: TokenizeSpec, rows: dict[str, list[Row]]) -> Any:
+    """As it was saved, so that whoever resumes tokenizes with the same one."""
+    saved = work.scratch / "tokenizer"
+    if not saved.exists():
+        unfinished = work.scratch / "tokenizer.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_tokenizer(_new_tokenizer(work, spec, rows), unfinished)
+        unfinished.rename(saved)
+    return load_tokenizer(str(saved), None, spec.tokenizer.trust_remote_code)
+
+
+def _new_tokenizer(work: Work, spec: TokenizeSpec, rows: dict[str, list[Row]]) -> Any:
     if spec.tokenizer.kind == "pretrained":
         model = work.stage.external["model"]
         return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)

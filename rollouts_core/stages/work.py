@@ -4,10 +4,10 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 from rollouts_core.observe.metrics import JSONLLogger, keep_steps
 from rollouts_core.stages.stage import Stage, canonical_spec
 from rollouts_core.store.fingerprint import code_fingerprint, installed_versions
-from rollouts_core.store.local import LocalStore
+from rollouts_core.store.identity import refuse_changed
+from rollouts_core.store.making import making
 from rollouts_core.store.manifest import Provenance
+from rollouts_core.store.store import Store
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "datasets")
 WAIT_FOR_MAKER = 24 * 3600.0
@@ -65,25 +67,36 @@ class Work:
     """What earlier stages of this process left warm, by artifact key."""
 
 
-def make_stage(stage: Stage, store: LocalStore, followed: JSONLLogger, device: str, session: dict[str, object]) -> None:
-    """Make the stage's artifact unless it is there. Raises what the stage raises; then nothing is published."""
-    with store.making(stage.artifact, WAIT_FOR_MAKER) as out:
-        if out is None:
+def make_stage(
+    stage: Stage,
+    store: Store,
+    followed: JSONLLogger,
+    device: str,
+    session: dict[str, object],
+    on_lost: Callable[[str], None] = lambda reason: None,
+) -> None:
+    """Make the stage's artifact unless it is there. Raises what the stage raises; then nothing is published.
+
+    Another maker is waited for, with the reason printed. `on_lost` is called when the right to make it is lost.
+    """
+    with making(store, stage.artifact, WAIT_FOR_MAKER, partial(print, f"[{stage.name}]", flush=True), on_lost) as place:
+        if place is None:
             return
-        scratch = store.work(stage.artifact)
+        refuse_changed(stage.external)
         work = Work(
             stage=stage,
             inputs={role: store.open(artifact) for role, artifact in stage.inputs.items()},
-            out=out,
-            scratch=scratch,
-            log=StageLog(stage.name, scratch / "metrics.jsonl", followed),
+            out=place.out,
+            scratch=place.scratch,
+            log=StageLog(stage.name, place.scratch / "metrics.jsonl", followed),
             device=device,
             session=session,
         )
         started, began = datetime.now(UTC), time.perf_counter()
         summary: dict[str, float] = import_module(stage.module).run(work)
         seconds = time.perf_counter() - began
-        store.publish(stage.artifact, _provenance(stage, started, seconds, summary, device))
+        refuse_changed(stage.external)
+        place.publish(_provenance(stage, started, seconds, summary, device))
 
 
 def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[str, float], device: str) -> Provenance:
@@ -104,6 +117,7 @@ def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[s
         started_at=started.isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
         summary=summary,
+        places={role: external.location for role, external in stage.external.items()},
     )
 
 

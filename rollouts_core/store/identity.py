@@ -1,17 +1,25 @@
-"""Who an input from outside is: local files by content, hub models and data sets by commit.
+"""Who an input from outside is: local files by content, remote objects by their store's checksum, hub models and data
+sets by commit.
 
 Decision: what cannot be identified is an error that says how to pin it, never a guess; a name alone ("main") means
 something else tomorrow.
+
+Decision: whoever uses an input compares it once more with what the plan identified, before and after. A file that was
+edited in between would otherwise stand under the key of another.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollouts_core.config import HubDataset, Jsonl, PretrainedModel
 from rollouts_core.errors import BadInput
+from rollouts_core.store.digests import known_digests
 from rollouts_core.store.keys import key_of
-from rollouts_core.store.manifest import file_digest, list_files
+
+CHECKSUMS = ("ChecksumSHA256", "sha256", "md5Hash", "Content-MD5", "content_md5", "Digest", "ETag", "etag", "crc32c")
+"""What stores call the checksum of an object, the strongest first."""
 
 
 @dataclass(frozen=True)
@@ -20,22 +28,22 @@ class External:
 
     identity: dict[str, str]
     location: str
+    content: tuple[str, ...] = ()
+    """The files, directories or URLs whose content the identity tells; empty where it is a commit."""
 
 
 def identify_source(source: Jsonl | HubDataset) -> External:
-    """Raises `BadInput` when a file is missing or a hub data set cannot be resolved to a commit.
+    """Raises `BadInput` when a file is missing or an input cannot be identified.
 
     The location of several data files is their paths, joined as in PATH.
     """
     if isinstance(source, Jsonl):
-        return _file(source.path)
+        return _jsonl(source)
     if source.data_files:
-        parts = [_file(Path(file)) for file in source.data_files]
-        return External(
-            {"sha256": key_of([part.identity for part in parts])}, os.pathsep.join(p.location for p in parts)
-        )
+        files = tuple(_absolute(file) for file in source.data_files)
+        return External(_identity(files), os.pathsep.join(files), files)
     if Path(source.name).is_dir():
-        return _directory(Path(source.name))
+        return _local(source.name)
     return External({"commit": _hub_commit("dataset", source.name, source.revision)}, source.name)
 
 
@@ -45,19 +53,75 @@ def identify_model(model: PretrainedModel) -> External:
     if directory.is_dir():
         if not (directory / "config.json").is_file():
             raise BadInput(f"model.name: {directory} holds no config.json: not a Hugging Face model directory")
-        return _directory(directory)
+        return _local(model.name)
     return External({"commit": _hub_commit("model", model.name, model.revision)}, model.name)
 
 
-def _directory(path: Path) -> External:
-    digest = key_of([[entry.path, entry.sha256] for entry in list_files(path)])
-    return External({"sha256": digest}, str(path.resolve()))
+def refuse_changed(external: Mapping[str, External]) -> None:
+    """Raises `BadInput` naming every input whose content is no longer what the plan identified."""
+    problems = []
+    for role, input_ in external.items():
+        if input_.content and not _identity(input_.content).items() <= input_.identity.items():
+            problems.append(f"{role}: {input_.location} has changed since the plan was made: run again")
+    if problems:
+        raise BadInput(problems, "inputs")
 
 
-def _file(path: Path) -> External:
-    if not path.is_file():
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def _jsonl(source: Jsonl) -> External:
+    place = _absolute(str(source.path))
+    if source.sha256 is None:
+        return External(_identity((place,)), place, (place,))
+    if not is_url(place) and (found := _identity((place,))["sha256"]) != source.sha256:
+        raise BadInput(f"{place} has the sha256 {found}, not the {source.sha256} it is pinned to")
+    return External({"sha256": source.sha256}, place, () if is_url(place) else (place,))
+
+
+def _local(name: str) -> External:
+    place = _absolute(name)
+    return External(_identity((place,)), place, (place,))
+
+
+def _identity(places: Sequence[str]) -> dict[str, str]:
+    """The content of one place; of several, a digest of theirs."""
+    if len(places) > 1:
+        return {"sha256": key_of([_identity((place,)) for place in places])}
+    if is_url(places[0]):
+        return {"checksum": _checksum(places[0])}
+    path = Path(places[0])
+    if path.is_file():
+        return {"sha256": known_digests([path])[0]}
+    if not path.is_dir():
         raise BadInput(f"no such data file: {path}")
-    return External({"sha256": file_digest(path)}, str(path.resolve()))
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    names = [file.relative_to(path).as_posix() for file in files]
+    return {"sha256": key_of([list(entry) for entry in zip(names, known_digests(files), strict=True)])}
+
+
+def _absolute(place: str) -> str:
+    return place if is_url(place) else str(Path(place).resolve())
+
+
+def _checksum(url: str) -> str:
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        info = fs.info(path)
+    except FileNotFoundError:
+        raise BadInput(f"no such data file: {url}") from None
+    except Exception as error:  # whatever the file system behind the URL raises
+        raise BadInput(f"{url} can't be identified: {type(error).__name__}: {error}") from None
+    for name in CHECKSUMS:
+        value = info.get(name)
+        if value and not str(value).startswith("W/"):
+            return f"{name}:{info.get('size')}:{str(value).strip(chr(34))}"
+    raise BadInput(
+        f"{url} can't be identified: its store tells no checksum. Pin it with sha256=..., or copy it to a local file"
+    )
 
 
 def _hub_commit(kind: str, name: str, revision: str | None) -> str:

@@ -1,37 +1,44 @@
 """Artifacts in a local directory.
 
-Layout below the root:
+Layout below the home:
 
     artifacts/<stage>-<key>/   manifest.json and files/; whole or absent
-    staging/<stage>-<key>/     an artifact being made, seen by its maker only
-    work/<stage>-<key>/        private partial work of a stage, kept until its artifact is published
-    locks/<stage>-<key>        held by the maker while it lives
+    staging/                   artifacts being made, seen by their makers only
+    work/<stage>-<key>.<n>/    private partial work of a stage under its lease's n-th generation
+    damaged/                   what `verify` took out of use
+    leases/, pins/             who makes what; what is kept
     jobs/, runs/               what machines and orchestrators write
 
 Decision: publishing is one rename of a directory that is complete, hashed and flushed to disk, manifest included. A
-name below `artifacts/` therefore always stands for a whole artifact, whatever was killed at whatever moment. The lock
-is the kernel's (`flock`), so it ends with its holder, `kill -9` included.
+name below `artifacts/` therefore always stands for a whole artifact, whatever was killed at whatever moment. A rename
+onto an artifact that is there fails, so nobody publishes over anybody.
+
+Decision: a file that is opened is compared with the manifest through remembered digests (see `digests`): read once,
+then trusted until its size or times change. `verify` reads every byte.
 """
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from rollouts_core.errors import BadInput, StoreError
-from rollouts_core.store.locks import try_lock
+from rollouts_core.errors import ArtifactDamaged, BadInput, StoreError
+from rollouts_core.store import manifest as manifests
+from rollouts_core.store.digests import digests, known_digests
+from rollouts_core.store.leases import Lease
 from rollouts_core.store.manifest import (
     FILES,
     MANIFEST,
     ArtifactId,
+    Damage,
     Manifest,
     Provenance,
+    decode_manifest,
+    encode_manifest,
     list_files,
-    read_manifest,
-    write_manifest,
 )
+from rollouts_core.store.objects import LocalObjects
+from rollouts_core.store.transfer import in_parallel
 
 MIN_FREE_BYTES = 256 * 2**20
 
@@ -39,112 +46,161 @@ MIN_FREE_BYTES = 256 * 2**20
 class LocalStore:
     """A content-addressed store below one directory. Cheap to make; keeps no state in memory."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    url: str | None = None
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.objects = LocalObjects(home)
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether the artifact is here and whole: manifest readable, key equal, every file there in its size."""
-        home = self._home(artifact)
         try:
-            manifest = read_manifest(home / MANIFEST)
+            manifest = self.manifest(artifact)
         except StoreError:
             return False
-        return manifest.artifact == artifact and all(
-            (home / FILES / entry.path).is_file() and (home / FILES / entry.path).stat().st_size == entry.size
-            for entry in manifest.files
-        )
+        files = self._home(artifact) / FILES
+        return manifest.artifact == artifact and all(_size(f"{files}/{e.path}") == e.size for e in manifest.files)
 
     def manifest(self, artifact: ArtifactId) -> Manifest:
-        return read_manifest(self._home(artifact) / MANIFEST)
+        return self._read(self._home(artifact))
+
+    def manifests(self) -> list[Manifest]:
+        found = []
+        for path in sorted((self.home / "artifacts").glob(f"*/{MANIFEST}")):
+            try:
+                found.append(self._read(path.parent))
+            except StoreError:
+                continue
+        return found
 
     def open(self, artifact: ArtifactId) -> Path:
-        """The directory with the artifact's files, to be read only. Raises `StoreError` when it is not here."""
         if not self.has(artifact):
-            raise StoreError(f"{artifact.directory} is not in the store {self.root}")
-        return self._home(artifact) / FILES
+            raise StoreError(f"{artifact.directory} is not in the store {self.home}")
+        entries, files = self.manifest(artifact).files, self._home(artifact) / FILES
+        for entry, digest in zip(entries, known_digests([files / entry.path for entry in entries]), strict=True):
+            if digest != entry.sha256:
+                raise ArtifactDamaged(
+                    f"{artifact.directory}: {entry.path} is damaged: its content is not what the manifest says. "
+                    f"`rollouts verify {artifact.directory}` takes the artifact out of use, and the next run makes it "
+                    "again"
+                )
+        return files
 
-    def work(self, artifact: ArtifactId) -> Path:
-        """The stage's directory for partial work, made if absent."""
-        directory = self.root / "work" / artifact.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
+    def publish(self, artifact: ArtifactId, staged: Path, provenance: Provenance, lease: Lease) -> Manifest:
+        """Hash, write the manifest, flush, rename. `staged` is `files` in a directory of its own."""
+        manifest = Manifest(artifact, list_files(staged), provenance, manifests.PART_BYTES)
+        settle(manifest, staged.parent)
+        lease.check()
+        return self.adopt(manifest, staged.parent)
 
-    @contextmanager
-    def making(self, artifact: ArtifactId, deadline: float) -> Iterator[Path | None]:
-        """Hold the right to make an artifact, and yield an empty directory to fill.
-
-        Waits up to `deadline` seconds for another maker; yields None when that one has published it. What is left in
-        the directory at the end is deleted. Raises `StoreError` when the deadline passes.
-        """
-        (self.root / "locks").mkdir(parents=True, exist_ok=True)
-        with (self.root / "locks" / artifact.directory).open("w") as lock:
-            _wait_for(lambda: try_lock(lock.fileno()), deadline, f"another process is making {artifact.directory}")
-            if self.has(artifact):
-                yield None
-                return
-            staging = self._staging(artifact)
-            shutil.rmtree(staging, ignore_errors=True)
-            (staging / FILES).mkdir(parents=True)
-            try:
-                yield staging / FILES
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-
-    def publish(self, artifact: ArtifactId, provenance: Provenance) -> Manifest:
-        """Commit what was filled in under `making`: hash, write the manifest, flush, rename. Then drop partial work."""
-        staging = self._staging(artifact)
-        manifest = Manifest(artifact, list_files(staging / FILES), provenance)
-        write_manifest(manifest, staging / MANIFEST)
-        for path in sorted(staging.rglob("*")):
-            if path.is_file():
-                path.chmod(0o444)
-            _flush(path)
+    def adopt(self, manifest: Manifest, directory: Path) -> Manifest:
+        """Move a settled directory into place, unless a whole artifact is there: then that one stands."""
+        artifact = manifest.artifact
         home = self._home(artifact)
         home.parent.mkdir(parents=True, exist_ok=True)
-        self._move_aside(home, artifact)
-        staging.rename(home)
+        if home.exists() and not self.has(artifact):
+            self.set_aside(artifact)
+        try:
+            directory.rename(home)
+        except OSError:
+            if not self.has(artifact):
+                raise
+            return self.manifest(artifact)
         _flush(home.parent)
-        shutil.rmtree(self.root / "work" / artifact.directory, ignore_errors=True)
         return manifest
+
+    def new_staging(self, artifact: ArtifactId) -> Path:
+        """An empty directory that nobody else has."""
+        directory = self.home / "staging" / f"{artifact.directory}.{os.urandom(4).hex()}"
+        (directory / FILES).mkdir(parents=True)
+        return directory
+
+    def verify(self, artifact: ArtifactId) -> list[Damage]:
+        try:
+            manifest = self.manifest(artifact)
+        except StoreError as error:
+            return [Damage(MANIFEST, str(error))]
+        files = self._home(artifact) / FILES
+        damages = [] if manifest.artifact == artifact else [Damage(MANIFEST, "is another artifact's")]
+        here = {path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file()}
+        damages += [Damage(path, "is not in the manifest") for path in sorted(here - {e.path for e in manifest.files})]
+        damages += [Damage(entry.path, "is missing") for entry in manifest.files if entry.path not in here]
+        entries = [entry for entry in manifest.files if entry.path in here]
+        for entry, digest in zip(entries, digests([files / entry.path for entry in entries]), strict=True):
+            size = _size(f"{files}/{entry.path}")
+            if size != entry.size:
+                damages.append(Damage(entry.path, f"has {size:,} bytes, not {entry.size:,}"))
+            elif digest != entry.sha256:
+                damages.append(Damage(entry.path, "has another content of the same size"))
+        return damages
+
+    def discard(self, artifact: ArtifactId) -> None:
+        aside = self.home / "staging" / f"{artifact.directory}.discarded-{os.urandom(4).hex()}"
+        if self._move(artifact, aside):
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def set_aside(self, artifact: ArtifactId) -> None:
+        self._move(artifact, self.home / "damaged" / f"{artifact.directory}.{time.strftime('%Y%m%d-%H%M%S')}")
+
+    def directories(self) -> list[str]:
+        """The names below `artifacts/`, whatever state they are in."""
+        return sorted(path.name for path in (self.home / "artifacts").glob("*") if path.is_dir())
 
     def check_usable(self) -> None:
         """Raises `BadInput` when the store cannot be written or its disk is all but full."""
-        probe = self.root / "staging" / f".probe-{os.getpid()}"
+        probe = self.home / "staging" / f".probe-{os.getpid()}"
         try:
             probe.parent.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"probe")
             probe.unlink()
         except OSError as error:
             raise BadInput(
-                f"store {self.root} can't be written ({error.strerror}): make it writable or name another with --store"
+                f"store {self.home} can't be written ({error.strerror}): make it writable or name another with --store"
             ) from None
-        free = shutil.disk_usage(self.root).free
+        free = shutil.disk_usage(self.home).free
         if free < MIN_FREE_BYTES:
             raise BadInput(
-                f"store {self.root} has {free / 2**20:.0f} MiB of free disk, less than {MIN_FREE_BYTES / 2**20:.0f}: "
+                f"store {self.home} has {free / 2**20:.0f} MiB of free disk, less than {MIN_FREE_BYTES / 2**20:.0f}: "
                 "free some or choose another with --store"
             )
 
     def _home(self, artifact: ArtifactId) -> Path:
-        return self.root / "artifacts" / artifact.directory
+        return self.home / "artifacts" / artifact.directory
 
-    def _staging(self, artifact: ArtifactId) -> Path:
-        return self.root / "staging" / artifact.directory
+    def _read(self, directory: Path) -> Manifest:
+        try:
+            return decode_manifest((directory / MANIFEST).read_bytes(), str(directory / MANIFEST))
+        except OSError as error:
+            raise StoreError(f"{directory / MANIFEST}: {error.strerror}") from None
 
-    def _move_aside(self, home: Path, artifact: ArtifactId) -> None:
-        """Only a damaged artifact can stand here, since a whole one is never made again."""
-        if home.exists():
-            aside = self.root / "staging" / f"{artifact.directory}.damaged-{os.getpid()}"
-            home.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
+    def _move(self, artifact: ArtifactId, target: Path) -> bool:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._home(artifact).rename(target)
+        except FileNotFoundError:
+            return False
+        return True
 
 
-def _wait_for(condition: Callable[[], bool], deadline: float, reason: str) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > end:
-            raise StoreError(f"waited {deadline:.0f} s: {reason}")
-        time.sleep(0.1)
+def settle(manifest: Manifest, directory: Path) -> None:
+    """Write the manifest beside `files`; make all of it read-only and flush it to the disk."""
+    (directory / MANIFEST).write_bytes(encode_manifest(manifest))
+    paths = [directory / MANIFEST, *(directory / FILES / entry.path for entry in manifest.files)]
+    in_parallel(_settle_file, paths, [1, *(entry.size for entry in manifest.files)])
+    for folder in {directory, *(path.parent for path in paths)}:
+        _flush(folder)
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return -1
+
+
+def _settle_file(path: Path) -> None:
+    path.chmod(0o444)
+    _flush(path)
 
 
 def _flush(path: Path) -> None:

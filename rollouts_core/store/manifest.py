@@ -1,19 +1,20 @@
-"""The manifest that commits an artifact, and the hashing of its files."""
+"""The manifest that commits an artifact: what it holds, and how it came about."""
 
-import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rollouts_core.errors import StoreError
+from rollouts_core.store.digests import digests
 
 MANIFEST = "manifest.json"
 FILES = "files"
+PART_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,25 @@ class ArtifactId:
         return f"{self.stage}-{self.key[:16]}"
 
 
+def artifact_named(directory: str) -> ArtifactId:
+    """The artifact of a directory name, which holds the beginning of the key only: enough to find it."""
+    stage, _, key = directory.rpartition("-")
+    return ArtifactId(stage, key)
+
+
 @dataclass(frozen=True)
 class FileEntry:
     path: str
     size: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file of an artifact that is not what the manifest says."""
+
+    path: str
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,8 @@ class Provenance:
     started_at: str
     seconds: float
     summary: dict[str, float]
+    places: dict[str, str] = field(default_factory=dict)
+    """Role to where an input from outside lay. Not part of any identity."""
 
 
 @dataclass(frozen=True)
@@ -60,35 +77,37 @@ class Manifest:
     artifact: ArtifactId
     files: tuple[FileEntry, ...]
     provenance: Provenance
+    part_bytes: int = PART_BYTES
+    """In a remote store, files larger than this lie in parts of this size."""
 
 
 _adapter = TypeAdapter(Manifest)
 
 
-def list_files(directory: Path) -> tuple[FileEntry, ...]:
-    """Size and sha256 of every file below a directory, hashed in parallel, sorted by path."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        digests = list(pool.map(file_digest, paths))
+def list_files(directory: Path, digest: Callable[[Sequence[Path]], list[str]] = digests) -> tuple[FileEntry, ...]:
+    """Size and sha256 of every file below a directory, sorted by path. Raises `StoreError` on a link that leaves it."""
+    paths = sorted(Path(parent, name) for parent, _, names in os.walk(directory) for name in names)
+    for path in paths:
+        if path.is_symlink():
+            raise StoreError(f"{path} is a link; artifacts hold files only")
     return tuple(
-        FileEntry(path.relative_to(directory).as_posix(), path.stat().st_size, digest)
-        for path, digest in zip(paths, digests, strict=True)
+        FileEntry(path.relative_to(directory).as_posix(), path.stat().st_size, sha256)
+        for path, sha256 in zip(paths, digest(paths), strict=True)
     )
 
 
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def encode_manifest(manifest: Manifest) -> bytes:
+    return json.dumps(_adapter.dump_python(manifest, mode="json"), indent=1).encode() + b"\n"
 
 
-def write_manifest(manifest: Manifest, path: Path) -> None:
-    data = _adapter.dump_python(manifest, mode="json")
-    path.write_text(json.dumps(data, indent=1) + "\n")
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Raises `StoreError` when the file is not a manifest."""
+def decode_manifest(content: bytes, where: str) -> Manifest:
+    """Raises `StoreError` when the content is not a manifest, or names files outside its artifact."""
     try:
-        return _adapter.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise StoreError(f"{path}: not a readable manifest: {error}") from None
+        manifest = _adapter.validate_json(content)
+    except ValidationError as error:
+        raise StoreError(f"{where}: not a readable manifest: {error}") from None
+    for entry in manifest.files:
+        path = PurePosixPath(entry.path)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise StoreError(f"{where}: names a file outside the artifact: {entry.path!r}")
+    return manifest

@@ -23,8 +23,8 @@ from tests.conftest import job_process
 @pytest.fixture
 def session(pipeline_config: PipelineConfig, tmp_path: Path) -> MachineSession:
     store = LocalStore(tmp_path / "store")
-    run = open_run(store.root, pipeline_config, [], None)
-    return MachineSession(LocalMachine(store.root / "jobs"), store, pipeline_config.machine, run)
+    run = open_run(store, pipeline_config, [], None)
+    return MachineSession(LocalMachine(store.home / "jobs"), store, pipeline_config.machine, run)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_chain_shares_one_process_and_each_stage_gets_its_own_progress(stages:
         list(make_in_job(stage, [stage], session))
     events = {stage.name: list(make_in_job(stage, stages.rl, session)) for stage in stages.rl}
     assert all(session.store.has(stage.artifact) for stage in stages.rl)
-    (job,) = [path for path in (session.store.root / "jobs").iterdir() if path.name.startswith("rl")]
+    (job,) = [path for path in (session.store.home / "jobs").iterdir() if path.name.startswith("rl")]
     lines = [event.text for found in events.values() for event in found if isinstance(event, LogLine)]
     assert lines == (job / "log").read_text().splitlines()
     progress = [event for found in events.values() for event in found if isinstance(event, Progress)]
@@ -87,10 +87,10 @@ def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bi
         """Once, when the first checkpoint is there."""
         killed = False
         for event in make_in_job(stage, [stage], session):
-            checkpoints = session.store.work(stage.artifact) / "checkpoints"
+            checkpoints = session.store.home / "work" / f"{stage.artifact.directory}.1" / "checkpoints"
             if not killed and isinstance(event, Progress) and list(checkpoints.glob("step-*")):
                 killed = True
-                os.kill(job_process(session.store.root / "jobs" / stage.artifact.directory), signal.SIGKILL)
+                os.kill(job_process(session.store.home / "jobs" / stage.artifact.directory), signal.SIGKILL)
 
     with pytest.raises(JobFailed, match="killed by signal 9") as caught:
         kill_the_job()

@@ -88,12 +88,12 @@ def test_anything_that_datasets_loads(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_parquet_round_trip(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "d.jsonl", GOOD, GOOD)
     tokenizer = character_tokenizer()
-    write_table(tokenize_examples(rows, tokenizer, 20), tmp_path / "e.parquet")
-    write_table(tokenize_prompts(rows, tokenizer, 20), tmp_path / "p.parquet")
-    assert pq.read_schema(tmp_path / "e.parquet").names == ["input_ids", "loss_mask", "length", "source_row"]
-    example = read_examples(tmp_path / "e.parquet")[1]
+    write_table(tokenize_examples(rows, tokenizer, 20), tmp_path / "e" / "0.parquet")
+    write_table(tokenize_prompts(rows, tokenizer, 20), tmp_path / "p" / "0.parquet")
+    assert pq.read_schema(tmp_path / "e" / "0.parquet").names == ["input_ids", "loss_mask", "length", "source_row"]
+    example = read_examples(tmp_path / "e")[1]
     assert tokenizer.decode(example.tokens[example.loss_mask == 1]) == "2<|end|>"
-    prompt = read_prompts(tmp_path / "p.parquet")[1]
+    prompt = read_prompts(tmp_path / "p")[1]
     assert tokenizer.decode(prompt.tokens) == "<|user|>1+1=<|assistant|>"
     assert (prompt.metadata["answer"], prompt.source_row) == ("2", 1)
 

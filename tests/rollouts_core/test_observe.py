@@ -18,6 +18,7 @@ from rollouts_core.observe.plots import interval_plot, line_plot, stacked_plot
 from rollouts_core.observe.report import write_report
 from rollouts_core.observe.runs import AccuracyRecord, find_run, list_runs, open_run
 from rollouts_core.observe.timing import PhaseTimer
+from rollouts_core.store.local import LocalStore
 
 
 def test_metrics_lines_and_going_back(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_phases_and_the_rest_add_up_to_the_step() -> None:
 
 
 def test_a_run_record_follows_its_run(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
-    run = open_run(tmp_path, pipeline_config, [("sft", "k"), ("report", None)], "flow-1")
+    run = open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k"), ("report", None)], "flow-1")
     run.stage("sft", "k", "Running")
     run.stage("sft", "k", "Completed", 1.5)
     run.stage("extra", None, "Completed")
@@ -72,7 +73,7 @@ def test_a_run_record_follows_its_run(pipeline_config: PipelineConfig, tmp_path:
 def test_a_run_whose_orchestrator_was_killed_is_lost(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
     orchestrator = os.fork()
     if orchestrator == 0:
-        run = open_run(tmp_path, pipeline_config, [("sft", "k")], None)
+        run = open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k")], None)
         run.stage("sft", "k", "Running")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(orchestrator, 0)
@@ -80,11 +81,11 @@ def test_a_run_whose_orchestrator_was_killed_is_lost(pipeline_config: PipelineCo
 
 
 def test_a_retried_flow_run_goes_on_in_its_record(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
-    first = open_run(tmp_path, pipeline_config, [("sft", "k")], "flow-1")
+    first = open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k")], "flow-1")
     first.end("Failed", "why")
-    again = open_run(tmp_path, pipeline_config, [("sft", "k")], "flow-1")
+    again = open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k")], "flow-1")
     assert (again.run_id, again.record.state, again.record.error) == (first.run_id, "Running", None)
-    other = open_run(tmp_path, pipeline_config, [("sft", "k")], "flow-2")
+    other = open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k")], "flow-2")
     assert other.run_id != first.run_id
     with pytest.raises(BadInput, match="begins the id of 2 runs"):
         find_run(tmp_path, "small")
@@ -113,7 +114,7 @@ class Page(HTMLParser):
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
-    run = open_run(tmp_path, pipeline_config, [("sft", "k" * 64), ("report", None)], None)
+    run = open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k" * 64), ("report", None)], None)
     points = ("base", "sft", "rl")
     accuracies = tuple(AccuracyRecord(point, 0.1 * i, 0.1 * i, 0.1 * i + 0.05, 20) for i, point in enumerate(points))
     write_results(tmp_path, points)

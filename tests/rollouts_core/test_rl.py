@@ -119,7 +119,7 @@ def made(small_config: dict[str, Any], tmp_path: Path) -> tuple[Plan, LocalStore
 
 
 def make(stage: Any, store: LocalStore, session: dict[str, object]) -> None:
-    make_stage(stage, store, JSONLLogger(store.root / "followed.jsonl"), "cpu", session)
+    make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", session)
 
 
 def state(store: LocalStore, stage: Any) -> Mapping[str, torch.Tensor]:
@@ -146,16 +146,16 @@ def test_a_segment_begun_warm_cold_or_from_a_checkpoint_ends_with_the_same_bits(
     warm = state(store, second)
     rollouts = read_jsonl(store.open(second.artifact) / "rollouts.jsonl")
 
-    shutil.rmtree(store.root / "artifacts" / second.artifact.directory)
+    shutil.rmtree(store.home / "artifacts" / second.artifact.directory)
     make(second, store, {})
     assert same(state(store, second), warm)
 
-    shutil.rmtree(store.root / "artifacts" / second.artifact.directory)
+    shutil.rmtree(store.home / "artifacts" / second.artifact.directory)
     monkeypatch.setattr("rollouts_core.stages.rl.save_policy", fail)
     with pytest.raises(RuntimeError, match="after the last step"):
         make(second, store, {})
     monkeypatch.undo()
-    assert (store.work(second.artifact) / "checkpoints" / "step-00000003").is_dir()
+    assert list((store.home / "work").glob(f"{second.artifact.directory}.*/checkpoints/step-00000003"))
     make(second, store, {})
     assert same(state(store, second), warm)
     assert read_jsonl(store.open(second.artifact) / "rollouts.jsonl") == rollouts

@@ -59,7 +59,7 @@ def test_every_task_has_a_timeout_and_jobs_are_retried_with_backoff_and_jitter()
 
 @pytest.fixture
 def run(pipeline_config: PipelineConfig, tmp_path: Path) -> RunLog:
-    return open_run(tmp_path, pipeline_config, [("sft", "k")], None)
+    return open_run(LocalStore(tmp_path), pipeline_config, [("sft", "k")], None)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_the_wrong_artifact_is_not_taken(pipeline_config: PipelineConfig, run: R
     session = MachineSession(LocalMachine(tmp_path / "jobs"), LocalStore(tmp_path), pipeline_config.machine, run)
     assert stages.sft is not None
     with pytest.raises(ValueError, match="sft is not made from rl-1"):
-        make(stages.sft, [stages.sft], session, ArtifactRef(stages.rl[0].artifact, tmp_path))
+        make(stages.sft, [stages.sft], session, ArtifactRef(stages.rl[0].artifact))
 
 
 @pytest.mark.parametrize(("error", "state"), [(ValueError(), "Failed"), (KeyboardInterrupt(), "Cancelled")])

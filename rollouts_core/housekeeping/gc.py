@@ -1,0 +1,158 @@
+"""Removing what no kept run needs.
+
+Decision: what is kept is said by runs and pins, never by age or access times. An artifact is needed by a kept run when
+it stands in the run's plan, or when something that is needed was made from it. Kept are: live runs, pinned ones, and
+of each name the last N (all of them, unless a number is given). What is being made is never touched.
+
+Decision: a run that begins while things are removed waits (see `wait_for_gc`): it is recorded first and looks into the
+store afterwards, and `gc` reads the records when it holds its own lease. So one of the two always sees the other.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rollouts_core.errors import StoreError
+from rollouts_core.observe.runs import RunRecord, all_runs
+from rollouts_core.store.leases import Claim, Holder, holding, live_leases
+from rollouts_core.store.locks import is_held
+from rollouts_core.store.manifest import ArtifactId, Manifest, artifact_named
+from rollouts_core.store.pins import pins
+from rollouts_core.store.store import Store
+
+LEASE = "gc"
+DEADLINE = 600.0
+FORGOTTEN = timedelta(days=7)
+"""A run of another machine that calls itself running and has not written for this long is taken for lost."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Something that was, or with a dry run would be, removed."""
+
+    kind: str
+    """artifact, damaged, staging, work, job, lease or copy."""
+    name: str
+    size: int
+    """Bytes."""
+
+
+def collect_garbage(store: Store, keep_last: int | None, dry_run: bool) -> list[Removal]:
+    """Remove what no kept run needs. Raises `StoreError` when another `gc` does not end within the deadline."""
+    claim = Claim(store.objects, LEASE)
+    with holding(claim, DEADLINE, lambda: False, lambda reason: None, lambda reason: None) as lease:
+        needed = needed_artifacts(store, keep_last)
+        removals = _garbage(store, needed)
+        for removal in [] if dry_run else removals:
+            assert lease is not None, "there is no other way for this wait to end"
+            lease.check()
+            _remove(store, removal)
+    return removals
+
+
+def wait_for_gc(store: Store) -> None:
+    """Wait until nothing is being removed. A run calls this once it is recorded, before it looks for artifacts."""
+    if LEASE not in live_leases(store.objects):
+        return
+    with holding(Claim(store.objects, LEASE), DEADLINE, lambda: False, lambda reason: None, lambda reason: None):
+        pass
+
+
+def needed_artifacts(store: Store, keep_last: int | None) -> frozenset[str]:
+    """The directories of all artifacts that kept runs and pins need."""
+    manifests = store.manifests()
+    pinned = {pin.name for pin in pins(store.objects)}
+    roots = [*pinned, *(name for run in kept_runs(all_runs(store), keep_last, pinned) for name in artifacts_of(run))]
+    return frozenset(_with_inputs(roots, manifests))
+
+
+def kept_runs(runs: Iterable[RunRecord], keep_last: int | None, pinned: set[str]) -> list[RunRecord]:
+    """`runs`, the latest first, without those that are neither live, nor pinned, nor among the last of their name."""
+    kept: list[RunRecord] = []
+    seen: dict[str, int] = {}
+    for run in runs:
+        seen[run.name] = seen.get(run.name, 0) + 1
+        if keep_last is None or seen[run.name] <= keep_last or run.run_id in pinned or is_live(run):
+            kept.append(run)
+    return kept
+
+
+def is_live(run: RunRecord) -> bool:
+    """Whether its orchestrator may be at work. One of this home that was killed is known to be `Lost`."""
+    if run.state != "Running":
+        return False
+    return not run.updated_at or datetime.now(UTC) - datetime.fromisoformat(run.updated_at) < FORGOTTEN
+
+
+def artifacts_of(run: RunRecord) -> list[str]:
+    return [ArtifactId(stage.name, stage.key).directory for stage in run.stages if stage.key]
+
+
+def _with_inputs(roots: Iterable[str], manifests: Sequence[Manifest]) -> set[str]:
+    by_name: Mapping[str, Manifest] = {manifest.artifact.directory: manifest for manifest in manifests}
+    by_key = {manifest.artifact.key: manifest.artifact.directory for manifest in manifests}
+    found: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            inputs = by_name[name].provenance.inputs.values() if name in by_name else ()
+            pending += [by_key[key] for key in inputs if key in by_key]
+    return found
+
+
+def _garbage(store: Store, needed: frozenset[str]) -> list[Removal]:
+    leases = live_leases(store.objects)
+    found = [
+        Removal("artifact", name, _stored_size(store, name))
+        for name in store.directories()
+        if name not in needed and name not in leases
+    ]
+    found += _local_garbage(store, needed, leases)
+    kept = {*needed, *leases}
+    names = {name.split("/")[1] for name in store.objects.names("leases")}
+    return found + [Removal("lease", name, 0) for name in sorted(names - kept)]
+
+
+def _local_garbage(store: Store, needed: frozenset[str], leases: Mapping[str, Holder]) -> list[Removal]:
+    home = store.home
+    found = [Removal("damaged", path.name, _size(path)) for path in _entries(home / "damaged")]
+    for kind, keep in (("staging", set(leases)), ("work", {*needed, *leases})):
+        left = [path for path in _entries(home / kind) if path.name.rpartition(".")[0] not in keep]
+        found += [Removal(kind, path.name, _size(path)) for path in left]
+    for path in _entries(home / "jobs"):
+        if path.name not in needed and path.name not in leases and not is_held(path / "lock"):
+            found.append(Removal("job", path.name, _size(path)))
+    if store.url is not None:
+        copies = [path for path in _entries(home / "artifacts") if path.name not in needed and path.name not in leases]
+        found += [Removal("copy", path.name, _size(path)) for path in copies]
+    return found
+
+
+def _remove(store: Store, removal: Removal) -> None:
+    if removal.kind == "artifact":
+        store.discard(artifact_named(removal.name))
+    elif removal.kind == "lease":
+        for name in store.objects.names(f"leases/{removal.name}"):
+            store.objects.delete(name)
+    else:
+        folder = {"job": "jobs", "copy": "artifacts"}.get(removal.kind, removal.kind)
+        shutil.rmtree(store.home / folder / removal.name, ignore_errors=True)
+
+
+def _stored_size(store: Store, name: str) -> int:
+    try:
+        return sum(entry.size for entry in store.manifest(artifact_named(name)).files)
+    except StoreError:
+        return 0
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())

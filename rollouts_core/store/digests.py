@@ -1,0 +1,81 @@
+"""SHA-256 of files, in parallel, and remembered, so that what has not changed is not read twice.
+
+Decision: a digest is remembered under the file's path, device, inode, size, modification and change time. A file that
+was modified within the last two seconds is not remembered: a second write in the same tick of the file system's clock
+would go unseen. The memory lies in the user's cache directory; without a writable one, files are simply read again.
+"""
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rollouts_core.store.transfer import in_parallel
+
+CHUNK = 2**20
+SETTLED_SECONDS = 2.0
+BUSY_SECONDS = 5.0
+
+
+def digests(paths: Sequence[Path]) -> list[str]:
+    """The digest of each file, from its bytes."""
+    return in_parallel(file_digest, paths, [path.stat().st_size for path in paths])
+
+
+def known_digests(paths: Sequence[Path]) -> list[str]:
+    """The digest of each file, remembered where the file has not changed since it was last read."""
+    with _memory() as memory:
+        if memory is None:
+            return digests(paths)
+        states = {path: _state(path) for path in paths}
+        found = {path: digest for path, state in states.items() if (digest := _recall(memory, path, state))}
+        unknown = [path for path in states if path not in found]
+        found |= zip(unknown, digests(unknown), strict=True)
+        with memory:
+            for path in unknown:
+                if _is_settled(path) and _state(path) == states[path]:
+                    memory.execute("REPLACE INTO digests VALUES (?, ?, ?)", (str(path), states[path], found[path]))
+        return [found[path] for path in paths]
+
+
+def file_digest(path: Path) -> str:
+    with open(path, "rb", buffering=0) as file:
+        content = file.read(CHUNK)
+        digest = hashlib.sha256(content)
+        if len(content) == CHUNK:
+            buffer = memoryview(bytearray(4 * CHUNK))
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+@contextmanager
+def _memory() -> Iterator[sqlite3.Connection | None]:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollouts"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(cache / "digests.sqlite", timeout=BUSY_SECONDS)
+        connection.execute("CREATE TABLE IF NOT EXISTS digests (path TEXT PRIMARY KEY, state TEXT, digest TEXT)")
+    except (OSError, sqlite3.Error, RuntimeError):
+        yield None
+        return
+    with closing(connection):
+        yield connection
+
+
+def _recall(memory: sqlite3.Connection, path: Path, state: str) -> str:
+    row = memory.execute("SELECT digest FROM digests WHERE path = ? AND state = ?", (str(path), state)).fetchone()
+    return row[0] if row else ""
+
+
+def _state(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def _is_settled(path: Path) -> bool:
+    status = path.stat()
+    return time.time() - max(status.st_mtime, status.st_ctime) > SETTLED_SECONDS

@@ -1,0 +1,93 @@
+"""Making an artifact: the right to, the places for it, and what is cleared away afterwards.
+
+Decision: partial work belongs to the lease's generation, by its directory's name. Whoever takes over renames it to its
+own; the former maker, should it wake up, no longer finds the places it wrote to.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollouts_core.store.leases import LEASE_SECONDS, Claim, Lease, holding
+from rollouts_core.store.manifest import FILES, ArtifactId, Manifest, Provenance
+from rollouts_core.store.remote import RemoteStore
+from rollouts_core.store.store import Store
+
+
+@dataclass(frozen=True)
+class Making:
+    """One artifact being made, by whoever holds this."""
+
+    store: Store
+    artifact: ArtifactId
+    out: Path
+    """To be filled; becomes the artifact."""
+    scratch: Path
+    """Partial work: survives a kill, private to this stage, deleted once the artifact is there."""
+    lease: Lease
+
+    def publish(self, provenance: Provenance) -> Manifest:
+        """Commit what was filled in, then drop partial work. Raises `LeaseLost` when another may be making it."""
+        manifest = self.store.publish(self.artifact, self.out, provenance, self.lease)
+        drop_work(self.store.home, self.artifact)
+        return manifest
+
+
+@contextmanager
+def making(
+    store: Store,
+    artifact: ArtifactId,
+    deadline: float,
+    say: Callable[[str], None] = lambda reason: None,
+    on_lost: Callable[[str], None] = lambda reason: None,
+    lease_seconds: float = LEASE_SECONDS,
+) -> Iterator[Making | None]:
+    """Hold the right to make an artifact; yields None when it is there, or another has made it meanwhile.
+
+    Waits up to `deadline` seconds for another maker, saying for whom. `on_lost` is called from the lease's own thread
+    should it be lost; `publish` then refuses. Raises `StoreError` when the deadline passes.
+    """
+    if store.has(artifact):
+        yield None
+        return
+    claim = Claim(store.objects, artifact.directory, lease_seconds)
+    with holding(claim, deadline, lambda: store.has(artifact), say, on_lost) as lease:
+        if lease is None or store.has(artifact) or _uploaded(store, artifact, lease):
+            yield None
+            return
+        staging = store.home / "staging" / f"{artifact.directory}.{lease.generation}"
+        for left in (store.home / "staging").glob(f"{artifact.directory}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        (staging / FILES).mkdir(parents=True)
+        try:
+            yield Making(store, artifact, staging / FILES, _take_work(store.home, artifact, lease.generation), lease)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def drop_work(home: Path, artifact: ArtifactId) -> None:
+    for directory in (home / "work").glob(f"{artifact.directory}.*"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _uploaded(store: Store, artifact: ArtifactId, lease: Lease) -> bool:
+    """Whether it had been made here before, and only had to be uploaded."""
+    if not isinstance(store, RemoteStore) or not store.has_unpublished(artifact):
+        return False
+    store.upload_copy(artifact, lease)
+    drop_work(store.home, artifact)
+    return True
+
+
+def _take_work(home: Path, artifact: ArtifactId, generation: int) -> Path:
+    """The partial work that the maker before left, under this generation's name."""
+    mine = home / "work" / f"{artifact.directory}.{generation}"
+    left = sorted((home / "work").glob(f"{artifact.directory}.*"), key=lambda path: int(path.suffix[1:]))
+    if left:
+        left[-1].rename(mine)
+    for older in left[:-1]:
+        shutil.rmtree(older, ignore_errors=True)
+    mine.mkdir(parents=True, exist_ok=True)
+    return mine

@@ -1,0 +1,106 @@
+"""Work on many files at once, and copies that are verified while they are made.
+
+Decision: one large file is read, hashed and written by threads that overlap (hashing and input-output leave the
+interpreter's lock); small files are handed out in batches, since a task each would cost more than the file.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import TypeVar
+
+from rollouts_core.errors import ArtifactDamaged
+from rollouts_core.store.objects import RemoteObjects
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WORKERS = min(8, os.cpu_count() or 1)
+BATCH_BYTES = 32 * 2**20
+BATCH_FILES = 256
+CHUNK = 4 * 2**20
+
+
+def in_parallel(function: Callable[[T], R], values: Sequence[T], sizes: Sequence[int]) -> list[R]:
+    """The function of every value, in order; `sizes` in bytes make batches of like work."""
+    batches = _batches(values, sizes)
+    if len(batches) < 2:
+        return [function(value) for value in values]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        done = pool.map(lambda batch: [function(value) for value in batch], batches)
+        return [result for results in done for result in results]
+
+
+def concurrently(function: Callable[[T], R], values: Sequence[T], at_once: int) -> list[R]:
+    """The function of every value, in order; for work that mostly waits."""
+    if len(values) < 2:
+        return [function(value) for value in values]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(function, values))
+
+
+def upload(objects: RemoteObjects, name: str, path: Path, offset: int, size: int) -> None:
+    """A stretch of a file as one object."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(offset)
+        objects.write(name, file.read(size))
+
+
+def download(objects: RemoteObjects, names: Sequence[str], path: Path) -> str:
+    """Several objects as one file; its digest, empty when one of them is missing."""
+    digest = hashlib.sha256()
+    with open(path, "wb", buffering=0) as file:
+        for name in names:
+            if (content := objects.read(name)) is None:
+                return ""
+            digest.update(content)
+            file.write(content)
+    return digest.hexdigest()
+
+
+def remote_digest(objects: RemoteObjects, names: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(objects.read(name) or b"")
+    return digest.hexdigest()
+
+
+def copy_verified(source: Path, target: Path, sha256: str) -> None:
+    """Copy a file. Raises `ArtifactDamaged`, with nothing at the target, when it is not what its digest says."""
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    with open(source, "rb", buffering=0) as reading, open(unfinished, "wb", buffering=0) as writing:
+        first = reading.read(CHUNK)
+        digest = hashlib.sha256(first)
+        writing.write(first)
+        if len(first) == CHUNK:
+            _copy_rest(reading, writing, digest)
+    if digest.hexdigest() != sha256:
+        unfinished.unlink()
+        raise ArtifactDamaged(f"{source} is damaged: its content is not what its manifest says")
+    unfinished.rename(target)
+
+
+def _copy_rest(reading: FileIO, writing: FileIO, digest: "hashlib._Hash") -> None:
+    """Hash one chunk while it is written and the next is read."""
+    with ThreadPoolExecutor(1) as pool:
+        hashing: Future[None] | None = None
+        while chunk := reading.read(CHUNK):
+            if hashing is not None:
+                hashing.result()
+            hashing = pool.submit(digest.update, chunk)
+            writing.write(chunk)
+
+
+def _batches(values: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
+    batches: list[list[T]] = []
+    room = 0
+    for value, size in zip(values, sizes, strict=True):
+        if not batches or room < size or len(batches[-1]) == BATCH_FILES:
+            batches.append([])
+            room = BATCH_BYTES
+        batches[-1].append(value)
+        room -= size
+    return batches
