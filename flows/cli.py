@@ -71,10 +71,10 @@ def plan_command(options: argparse.Namespace) -> int:
         print(json.dumps([asdict(explanation) for explanation in explanations]))
         return 0
     for explanation in explanations:
-        state, *further = explanation.lines()
-        print(f"{explanation.stage:<16} {explanation.key[:16]}  {state}")
+        first, *further = explanation.lines() or [""]
+        print(f"{explanation.stage:<16} {explanation.key[:16]}  {explanation.state:<7}  {first}".rstrip())
         for line in further:
-            print(f"{'':<34} {line}")
+            print(f"{'':<43} {line}")
     return 0
 
 

@@ -17,6 +17,7 @@ from infra.errors import JobFailed
 from infra.jobs import LogLine, MachineSession, Progress, make_in_job, was_found
 from rollouts_core.observe.runs import RunLog, StageState
 from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.why import explain_stage
 from rollouts_core.store.manifest import ArtifactId
 from tasks.events import StageChanged, StageLine, StageProgress, announce
 
@@ -91,16 +92,22 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
         if was_found(stage, chain, session):
             outcome.state = "Cached"
             return cached(stage.artifact)
+        for reason in explain_stage(stage, session.store, session.store.manifests()).lines():
+            _say(stage.name, f"to run: {reason}")
         bar = _ProgressBar(stage.name)
         for event in make_in_job(stage, chain, session):
             match event:
                 case LogLine(text):
-                    get_run_logger().info(text)
-                    announce(StageLine(stage.name, text))
+                    _say(stage.name, text)
                 case Progress(name, done, total, metrics):
                     bar.move(done, total)
                     announce(StageProgress(name, done, total, metrics))
     return ArtifactRef(stage.artifact)
+
+
+def _say(stage: str, text: str) -> None:
+    get_run_logger().info(text)
+    announce(StageLine(stage, text))
 
 
 def cached(artifact: ArtifactId) -> ArtifactRef:

@@ -65,14 +65,16 @@ class Explanation:
     """Of a cached one: the source files that are not what it was made with."""
 
     def lines(self) -> list[str]:
-        """The state, then what is to be said of it, a line each."""
+        """What is to be said of the state, a line each; often nothing."""
         if self.state == "to run":
-            against = [f"(compared with {self.nearest})"] if self.nearest else []
-            return [self.state, *(f"because {difference}" for difference in self.because), *against]
+            where = f"  (in {self.nearest})" if self.nearest else ""
+            return [f"{difference}{where}" for difference in self.because]
         if self.changed_code:
-            again = f"`--refresh {self.stage}` makes it again"
-            return [self.state, f"but its code has changed since: {', '.join(self.changed_code)}; {again}"]
-        return [self.state]
+            return [
+                f"its code has changed since: {', '.join(self.changed_code)}",
+                f"`rollouts run --refresh {self.stage}` makes it again",
+            ]
+        return []
 
 
 def explain(plan: Plan, store: Store) -> list[Explanation]:

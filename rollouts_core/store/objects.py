@@ -153,7 +153,8 @@ class RemoteObjects:
             return {}
         except Exception as error:
             raise self.unavailable(error) from error
-        return {self._name(path): int(details["size"]) for path, details in found.items()}
+        named = {self._name(path): details["size"] for path, details in found.items()}
+        return {name: int(size) for name, size in named.items() if name.startswith(f"{prefix}/")}
 
     def delete(self, name: str) -> None:
         try:

@@ -13,13 +13,13 @@ from rollouts_core.errors import BadInput
 from rollouts_core.parts import identity_fields
 
 OPERATIONAL = {
-    "Jsonl": {"path"},
+    "Jsonl": {"path", "sha256"},
     "HubDataset": {"revision", "data_files"},
     "PretrainedModel": {"name", "revision"},
     "SFTConfig": {"log_every", "checkpoint_every"},
     "RLConfig": {"steps", "steps_per_segment", "log_samples", "checkpoint_every"},
     "MachineConfig": {"kind", "device", "time_limit_hours", "unattended_limit_hours"},
-    "StoreConfig": {"path", "outputs"},
+    "StoreConfig": {"path", "url", "outputs"},
 }
 
 
