@@ -72,7 +72,7 @@ def test_gc_never_takes_what_a_live_run_or_a_pin_needs(store: Store, ran: Callab
     collect_garbage(store, 1, dry_run=False)
     kept = set(store.directories())
     assert names(live) | names(last) <= kept
-    ancestors = {pinned.tokenize, pinned.sft, *pinned.rl}
+    ancestors = [pinned.tokenize, pinned.sft, *pinned.rl]
     assert {stage.artifact.directory for stage in ancestors} <= kept
     assert not (names(dropped) - names(live)) & kept
     at_work.end("Completed")

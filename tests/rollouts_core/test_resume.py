@@ -1,0 +1,241 @@
+"""Stages killed anywhere, any number of times: the same bits, no prompt twice or skipped, no rollout made twice."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollouts_core.config_files import from_data
+from rollouts_core.data import tokenized
+from rollouts_core.inference.engine import Completion
+from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.rollout.journal import RolloutJournal
+from rollouts_core.stages import tokenize as tokenize_stage
+from rollouts_core.stages.plan import Plan, plan
+from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.work import make_stage
+from rollouts_core.store.local import LocalStore
+from rollouts_core.training import checkpoint, pytorch
+
+SLOW_BUT_FINE = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@dataclass
+class Fate:
+    """Kills at the given events, counted over all attempts."""
+
+    kills: list[int]
+    events: int = 0
+    generated: Counter[str] = field(default_factory=Counter)
+    """Request id to how often it was generated to its end."""
+
+    def event(self) -> None:
+        self.events += 1
+        if self.events in self.kills:
+            raise Killed
+
+
+@contextmanager
+def fated(kills: list[int]) -> Iterator[Fate]:
+    """Between any two rollouts, before and after each update, and in the midst of every checkpoint."""
+    fate = Fate(kills)
+    note, step, save = RolloutJournal.note, pytorch.PyTorchTrainingBackend.optim_step, checkpoint._rng
+
+    def noted(self: RolloutJournal, number: int, completion: Completion) -> None:
+        note(self, number, completion)
+        fate.generated[completion.request_id] += 1
+        fate.event()
+
+    def stepped(self: Any) -> Any:
+        fate.event()
+        result = step(self)
+        fate.event()
+        return result
+
+    def saved() -> Any:
+        fate.event()
+        return save()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutJournal, "note", noted)
+        patch.setattr(pytorch.PyTorchTrainingBackend, "optim_step", stepped)
+        patch.setattr(checkpoint, "_rng", saved)
+        yield fate
+
+
+def make(stage: Stage, store: LocalStore) -> None:
+    make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", {})
+
+
+def make_through_kills(stage: Stage, store: LocalStore, kills: list[int]) -> Fate:
+    with fated(kills) as fate:
+        for _ in range(len(kills) + 1):
+            try:
+                make(stage, store)
+            except Killed:
+                continue
+            break
+    assert store.has(stage.artifact)
+    return fate
+
+
+def content(store: LocalStore, stage: Stage) -> dict[str, str]:
+    """Everything that must not differ: file to digest, measured times left out."""
+    entries = store.manifest(stage.artifact).files
+    return {entry.path: entry.sha256 for entry in entries if not entry.path.endswith("metrics.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], tuple[Plan, LocalStore]]:
+    """The config's stages, made once without disturbance."""
+    store = LocalStore(tmp_path_factory.mktemp("undisturbed"))
+
+    def made(config: dict[str, Any]) -> tuple[Plan, LocalStore]:
+        stages = plan(from_data(config))
+        for stage in stages.stages:
+            make(stage, store)
+        return stages, store
+
+    return made
+
+
+@pytest.fixture
+def config(small_config: dict[str, Any]) -> dict[str, Any]:
+    small_config["sft"] |= {"steps": 12, "checkpoint_every": 4}
+    small_config["rl"] |= {"steps": 5, "steps_per_segment": 5, "checkpoint_every": 2, "log_samples": 100}
+    small_config["data"]["heldout"] = None
+    return small_config
+
+
+def copied(store: LocalStore, stages: list[Stage], target: Path) -> LocalStore:
+    """A store that holds only these artifacts, by links."""
+    copy = LocalStore(target)
+    for stage in stages:
+        source = store.home / "artifacts" / stage.artifact.directory
+        for path in source.rglob("*"):
+            place = target / "artifacts" / stage.artifact.directory / path.relative_to(source)
+            if path.is_file():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.hardlink_to(path)
+    return copy
+
+
+@SLOW_BUT_FINE
+@given(kills=st.lists(st.integers(1, 110), max_size=4, unique=True))
+def test_rl_killed_anywhere_ends_with_the_same_bits_and_every_rollout_is_made_once(
+    config: dict[str, Any],
+    undisturbed: Callable[[dict[str, Any]], tuple[Plan, LocalStore]],
+    tmp_path_factory: pytest.TempPathFactory,
+    kills: list[int],
+) -> None:
+    stages, whole = undisturbed(config)
+    (segment,) = stages.rl
+    assert stages.sft is not None
+    store = copied(whole, [stages.tokenize, stages.sft], tmp_path_factory.mktemp("killed"))
+    fate = make_through_kills(segment, store, kills)
+    assert content(store, segment) == content(whole, segment)
+    assert set(fate.generated.values()) == {1}, "a finished rollout was thrown away, or made twice"
+    assert len(fate.generated) == 5 * 4 * 4
+    rollouts = read_jsonl(store.open(segment.artifact) / "rollouts.jsonl")
+    trained = [(line["step"], line["source_row"]) for line in rollouts][::4]
+    assert len({row for _, row in trained}) == len(trained) == 20, "a prompt was skipped or trained on twice"
+    metrics = read_jsonl(store.open(segment.artifact) / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
+
+
+@SLOW_BUT_FINE
+@given(kills=st.lists(st.integers(1, 30), max_size=4, unique=True))
+def test_sft_killed_anywhere_ends_with_the_same_bits(
+    config: dict[str, Any],
+    undisturbed: Callable[[dict[str, Any]], tuple[Plan, LocalStore]],
+    tmp_path_factory: pytest.TempPathFactory,
+    kills: list[int],
+) -> None:
+    stages, whole = undisturbed(config)
+    assert stages.sft is not None
+    store = copied(whole, [stages.tokenize], tmp_path_factory.mktemp("killed"))
+    make_through_kills(stages.sft, store, kills)
+    assert content(store, stages.sft) == content(whole, stages.sft)
+
+
+@pytest.mark.parametrize("shard", [1, 4, 9, 15])
+def test_tokenization_goes_on_behind_the_finished_shards(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: int
+) -> None:
+    monkeypatch.setattr(tokenize_stage, "SHARD_ROWS", 7)
+    stage = plan(from_data(config)).tokenize
+    whole, store = LocalStore(tmp_path / "whole"), LocalStore(tmp_path / "killed")
+    make(stage, whole)
+    write, written = tokenized.write_table, []
+
+    def writing(table: Any, path: Path) -> None:
+        if len(written) == shard:
+            written.append("killed")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".unfinished").write_bytes(b"half")
+            raise Killed
+        written.append(f"{path.parent.name}/{path.name}")
+        write(table, path)
+
+    monkeypatch.setattr(tokenize_stage, "write_table", writing)
+    with pytest.raises(Killed):
+        make(stage, store)
+    make(stage, store)
+    assert len(set(written)) == len(written) == 16 + 1, "eight shards of each source, each written once"
+    assert content(store, stage) == content(whole, stage)
+
+
+def test_the_position_in_prompts_is_not_the_count_of_tries(config: dict[str, Any], tmp_path: Path) -> None:
+    """A step that was killed while it generated takes the same prompts again, not the next ones."""
+    stages, store = plan(from_data(config)), LocalStore(tmp_path)
+    assert stages.sft is not None
+    for stage in (stages.tokenize, stages.sft):
+        make(stage, store)
+    make_through_kills(stages.rl[0], store, [3, 5, 7, 9])
+    rows = [line["source_row"] for line in read_jsonl(store.open(stages.rl[0].artifact) / "rollouts.jsonl")]
+    assert max(Counter(rows).values()) == 4
+
+
+def test_a_line_half_written_at_the_kill_is_made_again_and_the_others_kept(tmp_path: Path) -> None:
+    completion = Completion("5/0/0", (1, 2), (-0.1, -1 / 3), (7, 7), "stop")
+    journal = RolloutJournal(tmp_path)
+    journal.note(5, completion)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes() + b'{"step": 5, "request_id": "5/0/')
+    again = RolloutJournal(tmp_path)
+    assert again.finished(5, weight_version=7) == {"5/0/0": completion}
+    assert again.finished(5, weight_version=8) == {}
+    again.note(5, Completion("5/0/1", (3,), (-0.5,), (7,), "length"))
+    assert set(RolloutJournal(tmp_path).finished(5, 7)) == {"5/0/0", "5/0/1"}
+    again.forget(4)
+    assert again.finished(5, 7)
+    again.forget(5)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_was_being_written_is_never_taken(tmp_path: Path) -> None:
+    with checkpoint.new_checkpoint(tmp_path, 4) as directory:
+        (directory / "weights").write_text("whole")
+    with pytest.raises(Killed), checkpoint.new_checkpoint(tmp_path, 8) as directory:
+        (directory / "weights").write_text("half")
+        raise Killed
+    assert checkpoint.last_checkpoint(tmp_path) == (4, tmp_path / "step-00000004")
+
+
+def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        with checkpoint.new_checkpoint(tmp_path, step):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
