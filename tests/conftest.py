@@ -131,7 +131,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (home / "server.log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        _wait_until_healthy(environment["PREFECT_API_URL"], server)
+        wait_until_healthy(environment["PREFECT_API_URL"], server)
         yield environment["PREFECT_API_URL"]
     finally:
         server.terminate()
@@ -211,7 +211,7 @@ def _merged(base: Any, change: Any) -> Any:
     return {**base, **change} if isinstance(base, dict) and isinstance(change, dict) else change
 
 
-def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
+def wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
     end = time.monotonic() + SERVER_DEADLINE
     while time.monotonic() < end:
         assert server.poll() is None, "the Prefect server ended at its start"

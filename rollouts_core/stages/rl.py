@@ -28,7 +28,7 @@ from rollouts_core.stages.work import Work
 from rollouts_core.training.backend import TrainingBackend
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.losses import create_grpo_loss
-from rollouts_core.training.models import copy_of, initial_policy, load_hf_model, save_policy
+from rollouts_core.training.models import copy_of, initial_policy, load_hf_model, save_policy, seed_torch
 from rollouts_core.training.pytorch import create_pytorch_backend
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
@@ -114,6 +114,7 @@ def _resume(work: Work, spec: RLSpec) -> tuple[Trainer, int]:
 
 def _create(work: Work, spec: RLSpec) -> Trainer:
     """A trainer with the policy's weights and everything else at its beginning."""
+    seed_torch(spec.seed, "rl")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     if "policy" in work.inputs:
         model = load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)

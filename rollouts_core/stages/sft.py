@@ -10,7 +10,7 @@ from rollouts_core.stages.specs import SFTSpec
 from rollouts_core.stages.work import Work
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.losses import create_cross_entropy_loss
-from rollouts_core.training.models import initial_policy, save_policy
+from rollouts_core.training.models import initial_policy, save_policy, seed_torch
 from rollouts_core.training.pytorch import create_pytorch_backend
 from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.training.sft import SFTTrainingConfig, run_sft_training
@@ -35,6 +35,7 @@ def run(work: Work) -> dict[str, float]:
             create_scheduler, kind=training.schedule, warmup_steps=training.warmup_steps, num_steps=training.steps
         ),
     )
+    seed_torch(spec.seed, "sft")
     start = 0
     if found := last_checkpoint(work.scratch / "checkpoints"):
         start, directory = found

@@ -43,7 +43,7 @@ def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int
         bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_init_seed(seed))
+        seed_torch(seed, "initial weights")
         return AutoModelForCausalLM.from_config(config, dtype=DTYPES[model.dtype]).to(device)
 
 
@@ -76,6 +76,6 @@ def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
     tokenizer.save_pretrained(str(directory))
 
 
-def _init_seed(seed: int) -> int:
-    """Apart from the seeds of data order and sampling, which start from the same number."""
-    return int.from_bytes(hashlib.sha256(f"initial weights {seed}".encode()).digest()[:4])
+def seed_torch(seed: int, purpose: str) -> None:
+    """Torch begins every process with a seed of its own. Purposes that share a run's seed get different streams."""
+    torch.manual_seed(int.from_bytes(hashlib.sha256(f"{purpose} {seed}".encode()).digest()[:4]))
