@@ -1,7 +1,7 @@
 """The Prefect server a run reports to: the configured one, or a temporary one that lives as long as the run.
 
 Decision: the temporary server is started here and not by Prefect, whose own outlives a flow that is killed. This one
-asks the kernel to end it together with the process that started it (Linux), however that ends.
+ends with the process that started it, and is started again should it be killed (see `supervisor`).
 """
 
 import atexit
@@ -16,17 +16,12 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
+from flows import supervisor
 from flows.preflight import check_server
 from rollouts_core.errors import RolloutsError
 
 START_DEADLINE = 120.0
 STOP_DEADLINE = 10.0
-ENDS_WITH_PARENT = (
-    "import ctypes, os, signal, sys\n"
-    "parent = int(sys.argv[1])\n"
-    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
-    "if os.getppid() == parent: os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
-)
 
 
 def connect_prefect() -> None:
@@ -54,7 +49,7 @@ def connect_prefect() -> None:
 def _start(port: int, log: int) -> "subprocess.Popen[bytes]":
     serve = ["-m", "prefect", "server", "start", "--no-services", "--host", "127.0.0.1", "--port", str(port)]
     return subprocess.Popen(
-        [sys.executable, "-c", ENDS_WITH_PARENT, str(os.getpid()), *serve],
+        [sys.executable, supervisor.__file__, str(os.getpid()), sys.executable, *serve],
         env={**os.environ, "PREFECT_SERVER_UI_ENABLED": "0"},
         stdout=log,
         stderr=log,

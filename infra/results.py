@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
+from rollouts_core.store.fetch import fetch
 from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import Store
-from rollouts_core.store.transfer import copy_verified
 
 
 def bring_home(plan: Plan, final: ArtifactId, store: Store, outputs: Path) -> Path:
@@ -19,11 +19,7 @@ def bring_home(plan: Plan, final: ArtifactId, store: Store, outputs: Path) -> Pa
     gathering = outputs.with_name(f".{outputs.name}.unfinished")
     shutil.rmtree(gathering, ignore_errors=True)
     gathering.mkdir(parents=True)
-    policy = store.open(final)
-    for entry in store.manifest(final).files:
-        if entry.path.startswith("policy/"):
-            (gathering / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            copy_verified(policy / entry.path, gathering / entry.path, entry.sha256)
+    fetch(store, final, gathering, "policy/")
     if plan.sft:
         _join([plan.sft], store, "metrics.jsonl", gathering / "sft_metrics.jsonl")
     if plan.rl:

@@ -25,6 +25,7 @@ from pathlib import Path
 from rollouts_core.errors import ArtifactDamaged, BadInput, StoreError
 from rollouts_core.store import manifest as manifests
 from rollouts_core.store.digests import digests, known_digests
+from rollouts_core.store.flush import flush
 from rollouts_core.store.leases import Lease
 from rollouts_core.store.manifest import (
     FILES,
@@ -38,7 +39,6 @@ from rollouts_core.store.manifest import (
     list_files,
 )
 from rollouts_core.store.objects import LocalObjects
-from rollouts_core.store.transfer import in_parallel
 
 MIN_FREE_BYTES = 256 * 2**20
 
@@ -106,7 +106,7 @@ class LocalStore:
             if not self.has(artifact):
                 raise
             return self.manifest(artifact)
-        _flush(home.parent)
+        flush([home.parent])
         return manifest
 
     def new_staging(self, artifact: ArtifactId) -> Path:
@@ -186,9 +186,9 @@ def settle(manifest: Manifest, directory: Path) -> None:
     """Write the manifest beside `files`; make all of it read-only and flush it to the disk."""
     (directory / MANIFEST).write_bytes(encode_manifest(manifest))
     paths = [directory / MANIFEST, *(directory / FILES / entry.path for entry in manifest.files)]
-    in_parallel(_settle_file, paths, [1, *(entry.size for entry in manifest.files)])
-    for folder in {directory, *(path.parent for path in paths)}:
-        _flush(folder)
+    for path in paths:
+        path.chmod(0o444)
+    flush([*paths, *{directory, *(path.parent for path in paths)}])
 
 
 def _size(path: str) -> int:
@@ -196,16 +196,3 @@ def _size(path: str) -> int:
         return Path(path).stat().st_size
     except OSError:
         return -1
-
-
-def _settle_file(path: Path) -> None:
-    path.chmod(0o444)
-    _flush(path)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

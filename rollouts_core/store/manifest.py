@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -87,12 +88,16 @@ _adapter = TypeAdapter(Manifest)
 def list_files(directory: Path, digest: Callable[[Sequence[Path]], list[str]] = digests) -> tuple[FileEntry, ...]:
     """Size and sha256 of every file below a directory, sorted by path. Raises `StoreError` on a link that leaves it."""
     paths = sorted(Path(parent, name) for parent, _, names in os.walk(directory) for name in names)
+    sizes = []
     for path in paths:
-        if path.is_symlink():
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
             raise StoreError(f"{path} is a link; artifacts hold files only")
+        sizes.append(status.st_size)
+    root = f"{directory}/"
     return tuple(
-        FileEntry(path.relative_to(directory).as_posix(), path.stat().st_size, sha256)
-        for path, sha256 in zip(paths, digest(paths), strict=True)
+        FileEntry(str(path).removeprefix(root), size, sha256)
+        for path, size, sha256 in zip(paths, sizes, digest(paths), strict=True)
     )
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
+from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ WORKERS = min(8, os.cpu_count() or 1)
 BATCH_BYTES = 32 * 2**20
 BATCH_FILES = 256
 CHUNK = 4 * 2**20
+SMALL = 2**20
 
 
 def in_parallel(function: Callable[[T], R], values: Sequence[T], sizes: Sequence[int]) -> list[R]:
@@ -72,10 +74,10 @@ def copy_verified(source: Path, target: Path, sha256: str) -> None:
     """Copy a file. Raises `ArtifactDamaged`, with nothing at the target, when it is not what its digest says."""
     unfinished = target.with_name(f".{target.name}.unfinished")
     with open(source, "rb", buffering=0) as reading, open(unfinished, "wb", buffering=0) as writing:
-        first = reading.read(CHUNK)
-        digest = hashlib.sha256(first)
-        writing.write(first)
-        if len(first) == CHUNK:
+        small = reading.read(SMALL)
+        digest = hashlib.sha256(small)
+        writing.write(small)
+        if len(small) == SMALL:
             _copy_rest(reading, writing, digest)
     if digest.hexdigest() != sha256:
         unfinished.unlink()
@@ -84,12 +86,16 @@ def copy_verified(source: Path, target: Path, sha256: str) -> None:
 
 
 def _copy_rest(reading: FileIO, writing: FileIO, digest: "hashlib._Hash") -> None:
-    """Hash one chunk while it is written and the next is read."""
+    """Hash one chunk while it is written and the next is read, between two buffers."""
+    buffers = [memoryview(bytearray(CHUNK)), memoryview(bytearray(CHUNK))]
+    hashing: Future[None] | None = None
     with ThreadPoolExecutor(1) as pool:
-        hashing: Future[None] | None = None
-        while chunk := reading.read(CHUNK):
+        for buffer in cycle(buffers):
+            chunk = buffer[: reading.readinto(buffer)]
             if hashing is not None:
                 hashing.result()
+            if not chunk:
+                return
             hashing = pool.submit(digest.update, chunk)
             writing.write(chunk)
 

@@ -33,12 +33,18 @@ def _find(what: str, world: World, run: "subprocess.Popen[bytes]") -> int | None
     if what == "orchestrator":
         return run.pid if run.poll() is None else None
     if what == "Prefect server":
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
-        pids = children.read_text().split() if run.poll() is None else []
-        servers = [int(pid) for pid in pids if b"prefect" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        supervisors = _children(run.pid) if run.poll() is None else []
+        servers = [child for pid in supervisors for child in _children(pid)]
         return servers[0] if servers else None
     found = world.processes("rollouts_core.stages.job" if what == "job" else "runner.py")
     return found[0] if found else None
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _hit_process(case: Case, pid: int | None) -> str:

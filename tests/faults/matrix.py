@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def recovered(self) -> bool:
-        within = all(steps <= CHECKPOINT_STEPS.get(stage, 0) for stage, steps in self.lost.items())
+        within = all(steps <= CHECKPOINT_STEPS[stage] for stage, steps in self.lost.items())
         return not self.problem and self.same and within and not self.left
 
 

@@ -110,6 +110,8 @@ def lost_steps(world: World) -> dict[str, int]:
             except json.JSONDecodeError:
                 continue
             stage, done = record["stage"], record["done"]
+            if stage not in CHECKPOINT_STEPS:
+                continue
             lost[stage] = max(lost.get(stage, 0), last.get(stage, 0) - done + 1 if stage in last else 0)
             last[stage] = done
     return lost

@@ -139,16 +139,19 @@ def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     assert records == {"Lost", "Completed"}
 
 
-def test_the_temporary_server_ends_with_a_killed_orchestrator(
+def test_the_temporary_server_is_restarted_when_killed_and_ends_with_a_killed_orchestrator(
     config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
     command_environment.pop("PREFECT_API_URL")
     run = begin_run(config_file(sft={"steps": 5000}, rl=None), command_environment, tmp_path)
-    server = wait_for(lambda: next(iter(children(run.pid, b"server")), None))
+    supervisor = wait_for(lambda: next(iter(children(run.pid, b"server")), None))
+    killed = wait_for(lambda: next(iter(children(supervisor, b"server")), None))
+    os.kill(killed, signal.SIGKILL)
+    server = wait_for(lambda: next((pid for pid in children(supervisor, b"server") if pid != killed), None))
     job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("tokenize-*")), None))
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    wait_for(lambda: not Path(f"/proc/{server}").exists())
+    wait_for(lambda: not Path(f"/proc/{supervisor}").exists() and not Path(f"/proc/{server}").exists())
     wait_for(lambda: (job / "status.json").exists())
 
 
@@ -160,8 +163,11 @@ def begin_run(config: Path, environment: dict[str, str], directory: Path) -> "su
 
 
 def children(parent: int, argument: bytes) -> list[int]:
-    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in pids if argument in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    try:
+        pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [int(pid) for pid in pids if argument in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    except FileNotFoundError:
+        return []
 
 
 def test_a_job_killed_during_a_run_is_started_again_and_the_run_completes(
