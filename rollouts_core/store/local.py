@@ -121,7 +121,8 @@ class LocalStore:
         except StoreError as error:
             return [Damage(MANIFEST, str(error))]
         files = self._home(artifact) / FILES
-        damages = [] if manifest.artifact == artifact else [Damage(MANIFEST, "is another artifact's")]
+        mine = manifest.artifact.directory == artifact.directory
+        damages = [] if mine else [Damage(MANIFEST, "is another artifact's")]
         here = {path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file()}
         damages += [Damage(path, "is not in the manifest") for path in sorted(here - {e.path for e in manifest.files})]
         damages += [Damage(entry.path, "is missing") for entry in manifest.files if entry.path not in here]

@@ -120,7 +120,8 @@ class RemoteStore:
         except StoreError as error:
             return [Damage(MANIFEST, str(error))]
         there = self.objects.sizes(f"artifacts/{artifact.directory}/files")
-        damages = [] if manifest.artifact == artifact else [Damage(MANIFEST, "is another artifact's")]
+        mine = manifest.artifact.directory == artifact.directory
+        damages = [] if mine else [Damage(MANIFEST, "is another artifact's")]
         for entry in manifest.files:
             parts = _parts_of(manifest, entry)
             if any(part.name not in there for part in parts):

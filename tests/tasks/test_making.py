@@ -28,6 +28,8 @@ from tasks import (
 )
 from tasks.events import Event, StageChanged, logger
 from tasks.making import ArtifactRef, make, recorded, retry_mends
+from tasks.run import recording
+from tests.rollouts_core.test_why import publish
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,17 @@ def test_a_stage_that_ends_badly(run: RunLog, announced: list[Event], error: Bas
         raise error
     assert run.record.stages[0].state == state
     assert states(announced) == ["Running", state]
+
+
+def test_a_retry_does_not_discard_again_what_the_run_has_refreshed(
+    pipeline_config: PipelineConfig, tmp_path: Path
+) -> None:
+    store, stages = LocalStore(tmp_path), plan(pipeline_config)
+    publish(store, stages.tokenize)
+    with pytest.raises(RuntimeError), recording(pipeline_config, stages, store, "flow", ["tokenize"]) as run:
+        assert not store.has(stages.tokenize.artifact)
+        assert run.record.refreshed == tuple(stage.name for stage in stages.stages)
+        publish(store, stages.tokenize)
+        raise RuntimeError
+    with recording(pipeline_config, stages, store, "flow", ["tokenize"]):
+        assert store.has(stages.tokenize.artifact)

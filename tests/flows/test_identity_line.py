@@ -1,0 +1,137 @@
+"""Every field of the config, changed one by one: it changes a stage's key exactly when its type says so."""
+
+import copy
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen2Config
+
+from rollouts_core import config as config_module
+from rollouts_core.config_files import from_data
+from rollouts_core.parts import identity_fields
+from rollouts_core.stages.plan import plan
+
+PLACES = {
+    "PipelineConfig": "", "ScratchModel": "model", "PretrainedModel": "model", "DataConfig": "data",
+    "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
+    "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
+}  # fmt: skip
+"""Where in the config a part stands."""
+
+CHANGES: dict[str, Any] = {
+    "PipelineConfig.name": "other", "PipelineConfig.seed": 5,
+    "ScratchModel.architecture": "llama", "ScratchModel.hidden_size": 64, "ScratchModel.layers": 2,
+    "ScratchModel.heads": 4, "ScratchModel.kv_heads": 2, "ScratchModel.intermediate_size": 128,
+    "ScratchModel.tokenizer": "byte_bpe", "ScratchModel.vocab_size": 300, "ScratchModel.dtype": "bfloat16",
+    "PretrainedModel.dtype": "bfloat16", "PretrainedModel.trust_remote_code": True, "PretrainedModel.revision": "v2",
+    "DataConfig.max_length": 16,
+    "HubDataset.config": "other", "HubDataset.split": "train[:5]", "HubDataset.revision": "v2",
+    "HubDataset.messages_column": "turns", "HubDataset.answer_column": "solution",
+    "SFTConfig.steps": 100, "SFTConfig.batch_size": 4, "SFTConfig.gradient_accumulation": 2,
+    "SFTConfig.learning_rate": 0.5, "SFTConfig.warmup_steps": 3, "SFTConfig.schedule": "linear",
+    "SFTConfig.weight_decay": 0.5, "SFTConfig.max_grad_norm": 0.5, "SFTConfig.log_every": 3,
+    "SFTConfig.checkpoint_every": 3,
+    "RLConfig.steps": 6, "RLConfig.steps_per_segment": 1, "RLConfig.batch_size": 2,
+    "RLConfig.n_samples_per_prompt": 2, "RLConfig.minibatches": 2, "RLConfig.learning_rate": 0.5,
+    "RLConfig.warmup_steps": 3, "RLConfig.weight_decay": 0.5, "RLConfig.max_grad_norm": 0.5,
+    "RLConfig.temperature": 0.5, "RLConfig.max_new_tokens": 2, "RLConfig.reward": "contains_answer",
+    "RLConfig.clip_low": 0.1, "RLConfig.clip_high": 0.1, "RLConfig.normalize_std": False,
+    "RLConfig.aggregation": "sequence", "RLConfig.kl_coef": 0.5, "RLConfig.log_samples": 1,
+    "RLConfig.checkpoint_every": 3,
+    "EngineConfig.max_running_requests": 5,
+    "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
+    "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
+    "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
+}  # fmt: skip
+
+COPIED = ("Jsonl.path", "Jsonl.sha256", "PretrainedModel.name", "HubDataset.name", "HubDataset.data_files")
+"""Inputs by their place: changed to a copy elsewhere, they are the same."""
+CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment")
+"""Operational, but segments carry them: they say which stages there are."""
+NOT_IN_A_SPEC = ("PipelineConfig.name",)
+
+
+def parts() -> list[Any]:
+    found = [value for value in vars(config_module).values() if hasattr(value, "__pydantic_fields__")]
+    return [value for value in found if value.__module__ == config_module.__name__]
+
+
+def own_fields() -> list[tuple[str, bool]]:
+    """Part.field of every field that holds no other part, and whether its type makes it identity."""
+    found = []
+    for part in parts():
+        identity = identity_fields(part)
+        for field in fields(part):
+            path = ".".join([PLACES[part.__name__], field.name] if PLACES[part.__name__] else [field.name])
+            if field.name != "kind" and path not in PLACES.values() and path != "data.demonstrations":
+                found.append((f"{part.__name__}.{field.name}", field.name in identity))
+    return found
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    Qwen2Config().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict[str, Any]]:
+    def made(part: str) -> dict[str, Any]:
+        data = copy.deepcopy(small_config)
+        if part == "PretrainedModel":
+            data["model"] = {"kind": "pretrained", "name": str(pretrained)}
+        if part == "HubDataset":
+            file = data["data"]["heldout"]["path"]
+            data["data"]["heldout"] = {"kind": "dataset", "name": "json", "data_files": [file]}
+        return data
+
+    return made
+
+
+def keys(data: dict[str, Any]) -> dict[str, str]:
+    return {stage.name: stage.key for stage in plan(from_data(data)).stages}
+
+
+def part_of(data: dict[str, Any], part: str) -> dict[str, Any]:
+    for step in PLACES[part].split(".") if PLACES[part] else []:
+        data = data.setdefault(step, {})
+    return data
+
+
+def test_every_field_is_listed() -> None:
+    assert {name for name, _ in own_fields()} == {*CHANGES, *COPIED}
+
+
+@pytest.mark.parametrize(("name", "identity"), [entry for entry in own_fields() if entry[0] not in COPIED])
+def test_a_field_changes_keys_exactly_when_its_type_says_so(
+    base: Callable[[str], dict[str, Any]], name: str, identity: bool
+) -> None:
+    part, field = name.split(".")
+    data = base(part)
+    before = keys(data)
+    part_of(data, part)[field] = CHANGES[name]
+    changed = keys(data) != before
+    assert changed == ((identity or name in CARRIED) and name not in NOT_IN_A_SPEC)
+
+
+@pytest.mark.parametrize("name", [name for name in COPIED if name != "HubDataset.name"])
+def test_an_input_elsewhere_is_the_same_input(base: Callable[[str], dict[str, Any]], name: str, tmp_path: Path) -> None:
+    part, field = name.split(".")
+    data = base(part)
+    before = keys(data)
+    holder = part_of(data, part)
+    if field == "sha256":
+        holder[field] = hashlib.sha256(Path(holder["path"]).read_bytes()).hexdigest()
+    elif field == "data_files":
+        holder[field] = [str(shutil.copy(file, tmp_path / "copy")) for file in holder[field]]
+    else:
+        source = Path(holder[field])
+        copied = shutil.copytree(source, tmp_path / "copy") if source.is_dir() else shutil.copy(source, tmp_path)
+        holder[field] = str(copied)
+    assert keys(data) == before
