@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import to_data
+from rollouts_core.observe.drawn import plots_artifact, plots_of
 from rollouts_core.observe.report import POINTS, write_report
 from rollouts_core.observe.runs import AccuracyRecord, RunLog, RunRecord
 from rollouts_core.stages.plan import Plan
@@ -18,7 +19,8 @@ from tasks.making import LIGHT_TASK, recorded
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE, **LIGHT_TASK)
 def report(config: PipelineConfig, stages: Plan, store: Store, results: Path, run: RunLog) -> RunRecord:
-    with recorded(run, "report"):
+    keys = [stage.key for stage in stages.stages]
+    with recorded(run, "report", plots_artifact(keys).key):
         accuracies = read_accuracies(stages, store)
         run.result(accuracies, results / "report.html")
         create_table_artifact(
@@ -29,7 +31,8 @@ def report(config: PipelineConfig, stages: Plan, store: Store, results: Path, ru
             key="accuracy",
             description=f"Held-out accuracy of {run.run_id}, with its 95 % interval",
         )
-        write_report(run.record, results, to_data(config))
+        plots = plots_of(keys, accuracies, results, store)
+        write_report(run.record, results, to_data(config), plots)
     return run.record
 
 

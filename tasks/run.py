@@ -7,6 +7,7 @@ from infra.environment import environment_artifact
 from rollouts_core.config import PipelineConfig
 from rollouts_core.housekeeping.gc import wait_for_gc
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
+from rollouts_core.observe.drawn import plots_artifact
 from rollouts_core.observe.runs import RunLog, open_run
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
@@ -48,5 +49,5 @@ def planned_stages(stages: Plan) -> list[tuple[str, str | None]]:
         ("serve", None),
         *((stage.name, stage.key) for stage in after),
         ("sync", None),
-        ("report", None),
+        ("report", plots_artifact([stage.key for stage in stages.stages]).key),
     ]

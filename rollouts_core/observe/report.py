@@ -9,8 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from rollouts_core.observe.metrics import read_jsonl
-from rollouts_core.observe.plots import interval_plot, line_plot, stacked_plot
-from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.runs import AccuracyRecord, RunRecord
 
 POINTS = {"base": "before SFT", "sft": "after SFT", "rl": "after RL"}
 SAMPLES = 16
@@ -27,14 +26,14 @@ class SampleRow:
     responses: Sequence[tuple[str, bool]]
 
 
-def write_report(record: RunRecord, results: Path, config: Mapping[str, Any]) -> Path:
-    """Write `report.html` into a run's results (see `tasks.sync` for what lies there)."""
+def write_report(record: RunRecord, results: Path, config: Mapping[str, Any], plots: Sequence[str]) -> Path:
+    """Write `report.html` into a run's results (see `tasks.sync` for what lies there); `plots` are SVG."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     points = [accuracy.point for accuracy in record.accuracies]
     page = environment.get_template("report.html.j2").render(
         record=record,
         points=[POINTS[point] for point in points],
-        plots=_plots(record, read_jsonl(results / "sft_metrics.jsonl"), read_jsonl(results / "rl_metrics.jsonl")),
+        plots=plots,
         samples=_samples([read_jsonl(results / "evaluation" / f"{point}.jsonl") for point in points]),
         config=json.dumps(config, indent=2),
         names=POINTS,
@@ -44,10 +43,14 @@ def write_report(record: RunRecord, results: Path, config: Mapping[str, Any]) ->
     return path
 
 
-def _plots(record: RunRecord, sft: Records, rl: Records) -> list[str]:
+def draw_plots(accuracies: Sequence[AccuracyRecord], results: Path) -> list[str]:
+    """Accuracies and curves of a run's results, as SVG. Takes a second, most of it matplotlib's import."""
+    from rollouts_core.observe.plots import interval_plot, line_plot
+
+    sft, rl = read_jsonl(results / "sft_metrics.jsonl"), read_jsonl(results / "rl_metrics.jsonl")
     plots = []
-    if record.accuracies:
-        shares = {POINTS[a.point]: (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in record.accuracies}
+    if accuracies:
+        shares = {POINTS[a.point]: (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in accuracies}
         plots.append(interval_plot("Held-out accuracy, 95 % interval", shares))
     if sft:
         plots.append(line_plot("SFT: loss per token", "step", {"loss": _curve(sft, "loss")}))
@@ -73,6 +76,8 @@ def _curve(records: Records, name: str) -> tuple[list[float], list[float]]:
 
 
 def _timing(title: str, records: Records) -> str:
+    from rollouts_core.observe.plots import stacked_plot
+
     phases = [name for name in records[-1] if name.startswith("timing_s/") and name != "timing_s/step"]
     layers = {name.removeprefix("timing_s/"): [record.get(name, 0.0) for record in records] for name in phases}
     return stacked_plot(title, "step", [record["step"] for record in records], layers)

@@ -28,6 +28,13 @@ def code_fingerprint(module: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def source_digest(module: str) -> str:
+    """The digest of one library module, without what it imports."""
+    path = _source(module)
+    assert path is not None, f"{module} is a module of this library"
+    return _read(path)[0]
+
+
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of the distributions among `names` that are installed; importing none of them."""
     found = {}

@@ -1,8 +1,5 @@
 """What things cost, as medians and ratios of one run: `make benchmark`. Nothing here asserts on time."""
 
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +12,8 @@ from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.training.losses import create_cross_entropy_loss
 from rollouts_core.training.pytorch import create_pytorch_backend
+from tests.benchmarks.timing import alternately
 
-REPEATS = 5
 REQUESTS, PROMPT, ANSWER = 64, 16, 64
 VOCABULARY = 512
 
@@ -36,18 +33,6 @@ def model() -> Any:
         tie_word_embeddings=True,
     )
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def alternately(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Median seconds of each, run in turn so that both see the same machine."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(REPEATS + 1):
-        for function, measured in zip((one, other), times, strict=True):
-            began = time.perf_counter()
-            function()
-            if turn:
-                measured.append(time.perf_counter() - began)
-    return statistics.median(times[0]), statistics.median(times[1])
 
 
 def test_generation_beside_transformers() -> None:

@@ -15,7 +15,7 @@ from rollouts_core.config_files import load_config, to_data
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.metrics import JSONLLogger, keep_steps, read_jsonl
 from rollouts_core.observe.plots import interval_plot, line_plot, stacked_plot
-from rollouts_core.observe.report import write_report
+from rollouts_core.observe.report import draw_plots, write_report
 from rollouts_core.observe.runs import AccuracyRecord, find_run, list_runs, open_run
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.store.local import LocalStore
@@ -118,7 +118,12 @@ def test_the_report_is_one_page_that_needs_nothing_else(pipeline_config: Pipelin
     points = ("base", "sft", "rl")
     accuracies = tuple(AccuracyRecord(point, 0.1 * i, 0.1 * i, 0.1 * i + 0.05, 20) for i, point in enumerate(points))
     write_results(tmp_path, points)
-    path = write_report(replace(run.record, accuracies=accuracies), tmp_path, to_data(pipeline_config))
+    path = write_report(
+        replace(run.record, accuracies=accuracies),
+        tmp_path,
+        to_data(pipeline_config),
+        draw_plots(accuracies, tmp_path),
+    )
     page = Page()
     page.feed(path.read_text())
     page.close()
