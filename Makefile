@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint test-slow seeds benchmark install install-dev clean
+.PHONY: demo test lint test-slow seeds faults benchmark install install-dev clean
 
 demo: install
 	$(BIN)/rollouts run configs/arithmetic.py
@@ -24,6 +24,9 @@ test-slow: install-dev
 
 seeds: install
 	$(BIN)/python tests/benchmarks/seeds.py
+
+faults: install-dev
+	$(BIN)/python -m tests.faults.matrix 100
 
 benchmark: install-dev
 	$(BIN)/pytest -m benchmark -s

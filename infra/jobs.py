@@ -5,6 +5,7 @@ own caller, and reading goes on where the caller before stopped.
 """
 
 import json
+import math
 import sys
 import time
 from collections import deque
@@ -15,12 +16,15 @@ from typing import Any
 from infra.errors import JobFailed, MachineError
 from infra.machine import Job, JobStatus, Machine
 from rollouts_core.config import MachineConfig
+from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_TRY_AGAIN
 from rollouts_core.stages.stage import Stage, stage_to_data
+from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import Store
 
 POLL_SECONDS = 0.1
+REMOTE_POLL_SECONDS = 2.0
 LAST_LINES = 15
 LIMIT_MARGIN = 120.0
 """Seconds by which the follower outlasts the job's own time limit."""
@@ -55,6 +59,28 @@ class Cursor:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
+@dataclass
+class Look:
+    """Looks into the store now and then. One that does not answer while the job runs is asked again later."""
+
+    store: Store
+    _looked: float = -math.inf
+
+    def has(self, artifact: ArtifactId, now: bool) -> bool:
+        """Raises `StoreUnavailable` only where it is asked `now`."""
+        interval = POLL_SECONDS if self.store.url is None else REMOTE_POLL_SECONDS
+        if not now and time.monotonic() - self._looked < interval:
+            return False
+        try:
+            return self.store.has(artifact)
+        except StoreUnavailable:
+            if now:
+                raise
+            return False
+        finally:
+            self._looked = time.monotonic()
+
+
 @dataclass(frozen=True)
 class MachineSession:
     """A machine as one run holds it: where its artifacts are, how long jobs may take, what has been read of them."""
@@ -85,10 +111,11 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     cursor = session.cursors[job.name]
     end = time.monotonic() + job.time_limit + LIMIT_MARGIN
     ended = False
+    look = Look(session.store)
     try:
         while True:
             status = machine.poll(job.name)
-            there = session.store.has(stage.artifact)
+            there = look.has(stage.artifact, now=status.state != "running")
             yield from _output_of(stage, machine, job.name, cursor)
             if there:
                 ended = True

@@ -15,6 +15,7 @@ from prefect.tasks import Task, exponential_backoff
 
 from infra.errors import JobFailed
 from infra.jobs import LogLine, MachineSession, Progress, make_in_job, was_found
+from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import RunLog, StageState
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.why import explain_stage
@@ -26,9 +27,9 @@ PROGRESS_SECONDS = 2.0
 
 
 def retry_mends(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Only a job that was killed is worth starting again; bad input stays bad."""
+    """Only a job that was killed, or a store that did not answer, is worth another attempt; bad input stays bad."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, JobFailed) and error.mendable
+    return isinstance(error, StoreUnavailable) or (isinstance(error, JobFailed) and error.mendable)
 
 
 JOB_TASK: dict[str, Any] = {

@@ -6,7 +6,6 @@ that is trained again after a kill finds all its rollouts here. Numbers survive 
 from its journal has the same gradient.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 
 from rollouts_core.inference.engine import Completion
@@ -39,7 +38,7 @@ class RolloutJournal:
         if self._open is None or self._open[0] != step:
             self._end_line(step)
             self._open = (step, JSONLLogger(self._path(step)))
-        self._open[1].log(asdict(completion), step)
+        self._open[1].log(vars(completion), step)
 
     def forget(self, last_step: int) -> None:
         """Drop the steps that a checkpoint covers."""

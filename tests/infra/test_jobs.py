@@ -1,9 +1,10 @@
 """Stages made by jobs: followed, cancelled, killed, and taken up again."""
 
+import json
 import os
 import re
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from infra.jobs import LogLine, MachineSession, Progress, make_in_job
 from infra.local import LocalMachine
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import from_data
+from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import open_run
 from rollouts_core.stages.plan import Plan, plan
+from rollouts_core.store.leases import Holder, live_leases
 from rollouts_core.store.local import LocalStore
+from rollouts_core.store.manifest import ArtifactId
 from tests.conftest import job_process
 
 
@@ -99,3 +103,43 @@ def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bi
     assert any(line.startswith("resuming after step") for line in lines)
     files = [s.store.open(stage.artifact) / "policy" / "model.safetensors" for s in (session, elsewhere)]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_job_that_lost_its_lease_ends_at_once_and_a_retry_mends_it(stages: Plan, session: MachineSession) -> None:
+    assert stages.sft is not None
+    stage = replace(stages.sft, spec=replace(stages.sft.spec, training=replace(stages.sft.spec.training, steps=10**6)))
+    list(make_in_job(stages.tokenize, [stages.tokenize], session))
+    lease = f"leases/{stage.artifact.directory}"
+    successor = Holder("another", "elsewhere", "another kernel", 1, "1", "2026-01-01T00:00:00+00:00")
+
+    def take_over() -> None:
+        taken = False
+        for event in make_in_job(stage, [stage], session):
+            if not taken and isinstance(event, Progress):
+                session.store.objects.write(f"{lease}/00000002.json", json.dumps(asdict(successor)).encode())
+                taken = True
+
+    with pytest.raises(JobFailed, match="taken over by another process") as caught:
+        take_over()
+    assert caught.value.mendable
+    assert live_leases(session.store.objects) == {stage.artifact.directory: successor}
+
+
+def test_a_store_that_does_not_answer_while_a_job_runs_is_asked_again(
+    stages: Plan, session: MachineSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([StoreUnavailable("gone"), StoreUnavailable("gone")])
+    has = LocalStore.has
+
+    def unsteady(self: LocalStore, artifact: ArtifactId) -> bool:
+        if begun and (error := next(answers, None)):
+            raise error
+        return has(self, artifact)
+
+    begun: list[object] = []
+    monkeypatch.setattr(LocalStore, "has", unsteady)
+    for event in make_in_job(stages.tokenize, [stages.tokenize], session):
+        begun.append(event)
+    monkeypatch.undo()
+    assert session.store.has(stages.tokenize.artifact)
+    assert next(answers, None) is None
