@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
+from rollouts_core.errors import RolloutsError
+from rollouts_core.store.objects import S3_SETTINGS
 from tests.conftest import free_port, wait_until_healthy
 from tests.faults.cases import Case, cases
 from tests.faults.inflict import inflict
@@ -83,7 +86,7 @@ def main() -> int:
     with ExitStack() as stack:
         root = Path(tempfile.mkdtemp(prefix="rollouts-faults-"))
         stack.callback(shutil.rmtree, root, ignore_errors=True)
-        matrix = Matrix(root, stack.enter_context(_prefect_server(root)))
+        matrix = Matrix(root, stack.enter_context(_prefect_server(root)), stack.enter_context(_s3_server()))
         print("| case | fault | hit in | recovered in, s | commands | steps lost | same bits | left behind | |")
         print("|---|---|---|---|---|---|---|---|---|", flush=True)
         with ThreadPoolExecutor(TOGETHER) as pool:
@@ -100,8 +103,8 @@ def main() -> int:
 class Matrix:
     """What all cases share: the data, undisturbed runs to compare with, a Prefect server."""
 
-    def __init__(self, root: Path, server: str) -> None:
-        self._root, self._server = root, server
+    def __init__(self, root: Path, server: str, s3_port: int) -> None:
+        self._root, self._server, self._s3_port = root, server, s3_port
         (root / "data").mkdir()
         write_data(root / "data")
         self._references = {evaluated: self._undisturbed(evaluated) for evaluated in (False, True)}
@@ -112,7 +115,7 @@ class Matrix:
         with ExitStack() as stack:
             try:
                 return self._run(case, stack)
-            except (TimeoutError, OSError, subprocess.SubprocessError) as error:
+            except (RolloutsError, OSError, subprocess.SubprocessError) as error:
                 return Outcome(case, "?", 0, 0.0, {}, False, [], f"{type(error).__name__}: {error}")
 
     def _run(self, case: Case, stack: ExitStack) -> Outcome:
@@ -125,8 +128,13 @@ class Matrix:
         if case.fault == "disk full":
             home = stack.enter_context(small_disk(directory / "disk", DISK_MEGABYTES)) / "store"
         if case.fault == "store unreachable":
-            wire, url = stack.enter_context(_remote_store(environment))
-            home = directory / ".rollouts"
+            wire, url, home = (
+                Wire(("127.0.0.1", self._s3_port)),
+                f"s3://case-{case.number}/store",
+                directory / ".rollouts",
+            )
+            environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{wire.port}"
+            wait_for(partial(_has_bucket, f"case-{case.number}"), 60.0, "a bucket")
         world = open_world(directory, environment, home, url)
         if url is None:
             link_stages(self._references[evaluated], world, ["bootstrap", *BEFORE[case.stage]])
@@ -205,30 +213,27 @@ def _prefect_server(root: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _remote_store(environment: dict[str, str]) -> Iterator[tuple[Wire, str]]:
-    """An S3-compatible server in a process of its own, behind a wire that can be cut."""
-    import fsspec
-
+def _s3_server() -> Iterator[int]:
+    """An S3-compatible server in a process of its own; yields its port. The environment here names it."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    keys = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_DEFAULT_REGION": "us-east-1"}
+    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
     try:
-        wire = Wire(("127.0.0.1", port))
-        environment |= {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{wire.port}"}
-        os.environ |= {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
-        made = fsspec.filesystem("s3", skip_instance_cache=True, endpoint_url=f"http://127.0.0.1:{port}")
-        wait_for(lambda: _made_bucket(made), 60.0, "the S3 server")
-        yield wire, "s3://faults/store"
+        wait_for(lambda: _has_bucket("first"), 60.0, "the S3 server")
+        yield port
     finally:
         server.kill()
         server.wait()
 
 
-def _made_bucket(s3: object) -> bool:
+def _has_bucket(name: str) -> bool:
+    """Make a bucket; False where nobody answers."""
+    import fsspec
+
     try:
-        s3.mkdir("faults")  # type: ignore[attr-defined]
-    except OSError:
+        fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=S3_SETTINGS).mkdir(name)
+    except Exception:  # whatever the client raises while the server starts
         return False
     return True
 
