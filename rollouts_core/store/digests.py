@@ -2,7 +2,7 @@
 
 Decision: a digest is remembered under the file's path, device, inode, size, modification and change time. A file that
 was modified within the last two seconds is not remembered: a second write in the same tick of the file system's clock
-would go unseen. The memory lies in the user's cache directory; without a writable one, files are simply read again.
+would go unseen. The memory lies in the user's cache directory; where that can't be written, files are read again.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from rollouts_core.store.transfer import in_parallel
@@ -34,10 +34,10 @@ def known_digests(paths: Sequence[Path]) -> list[str]:
         found = {path: digest for path, state in states.items() if (digest := _recall(memory, path, state))}
         unknown = [path for path in states if path not in found]
         found |= zip(unknown, digests(unknown), strict=True)
-        with memory:
-            for path in unknown:
-                if _is_settled(path) and _state(path) == states[path]:
-                    memory.execute("REPLACE INTO digests VALUES (?, ?, ?)", (str(path), states[path], found[path]))
+        settled = [path for path in unknown if _is_settled(path) and _state(path) == states[path]]
+        with suppress(sqlite3.Error), memory:
+            rows = [(str(path), states[path], found[path]) for path in settled]
+            memory.executemany("REPLACE INTO digests VALUES (?, ?, ?)", rows)
         return [found[path] for path in paths]
 
 
@@ -67,8 +67,10 @@ def _memory() -> Iterator[sqlite3.Connection | None]:
 
 
 def _recall(memory: sqlite3.Connection, path: Path, state: str) -> str:
-    row = memory.execute("SELECT digest FROM digests WHERE path = ? AND state = ?", (str(path), state)).fetchone()
-    return row[0] if row else ""
+    with suppress(sqlite3.Error):
+        row = memory.execute("SELECT digest FROM digests WHERE path = ? AND state = ?", (str(path), state)).fetchone()
+        return row[0] if row else ""
+    return ""
 
 
 def _state(path: Path) -> str:

@@ -93,6 +93,10 @@ class LocalStore:
         lease.check()
         return self.adopt(manifest, staged.parent)
 
+    def finish_upload(self, artifact: ArtifactId, lease: Lease) -> bool:
+        """Nothing is uploaded here."""
+        return False
+
     def adopt(self, manifest: Manifest, directory: Path) -> Manifest:
         """Move a settled directory into place, unless a whole artifact is there: then that one stands."""
         artifact = manifest.artifact

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rollouts_core.store.leases import LEASE_SECONDS, Claim, Lease, holding
 from rollouts_core.store.manifest import FILES, ArtifactId, Manifest, Provenance
-from rollouts_core.store.remote import RemoteStore
 from rollouts_core.store.store import Store
 
 
@@ -54,7 +53,11 @@ def making(
         return
     claim = Claim(store.objects, artifact.directory, lease_seconds)
     with holding(claim, deadline, lambda: store.has(artifact), say, on_lost) as lease:
-        if lease is None or store.has(artifact) or _uploaded(store, artifact, lease):
+        if lease is None or store.has(artifact):
+            yield None
+            return
+        if store.finish_upload(artifact, lease):
+            drop_work(store.home, artifact)
             yield None
             return
         staging = store.home / "staging" / f"{artifact.directory}.{lease.generation}"
@@ -70,15 +73,6 @@ def making(
 def drop_work(home: Path, artifact: ArtifactId) -> None:
     for directory in (home / "work").glob(f"{artifact.directory}.*"):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _uploaded(store: Store, artifact: ArtifactId, lease: Lease) -> bool:
-    """Whether it had been made here before, and only had to be uploaded."""
-    if not isinstance(store, RemoteStore) or not store.has_unpublished(artifact):
-        return False
-    store.upload_copy(artifact, lease)
-    drop_work(store.home, artifact)
-    return True
 
 
 def _take_work(home: Path, artifact: ArtifactId, generation: int) -> Path:

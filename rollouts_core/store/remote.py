@@ -93,13 +93,15 @@ class RemoteStore:
 
     def publish(self, artifact: ArtifactId, staged: Path, provenance: Provenance, lease: Lease) -> Manifest:
         self._copies.publish(artifact, staged, provenance, lease)
-        return self.upload_copy(artifact, lease)
+        return self._upload_copy(artifact, lease)
 
-    def has_unpublished(self, artifact: ArtifactId) -> bool:
-        """Whether it was made here, and only its upload is missing."""
-        return self._copies.has(artifact) and not self.has(artifact)
+    def finish_upload(self, artifact: ArtifactId, lease: Lease) -> bool:
+        if not self._copies.has(artifact):
+            return False
+        self._upload_copy(artifact, lease)
+        return True
 
-    def upload_copy(self, artifact: ArtifactId, lease: Lease) -> Manifest:
+    def _upload_copy(self, artifact: ArtifactId, lease: Lease) -> Manifest:
         """Upload what is missing, then commit. Where somebody else has committed, theirs stands."""
         manifest, files = self._copies.manifest(artifact), self._copies.open(artifact)
         there = self.objects.sizes(f"artifacts/{artifact.directory}/files")

@@ -52,6 +52,9 @@ class Store(Protocol):
     def publish(self, artifact: ArtifactId, staged: Path, provenance: Provenance, lease: Lease) -> Manifest:
         """Commit a directory of files, all or nothing. Raises `LeaseLost` when somebody else may have done so."""
 
+    def finish_upload(self, artifact: ArtifactId, lease: Lease) -> bool:
+        """Publish what was made here before, and only not uploaded to its end; False when there is no such thing."""
+
     def verify(self, artifact: ArtifactId) -> Sequence[Damage]:
         """Read every byte of an artifact and say what is not as it was published."""
 
