@@ -12,7 +12,7 @@ from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.housekeeping.gc import Removal, collect_garbage
 from rollouts_core.housekeeping.lineage import lineage, tree_lines
 from rollouts_core.observe.runs import all_runs
-from rollouts_core.store.manifest import ArtifactId, artifact_named
+from rollouts_core.store.manifest import MANIFEST, ArtifactId, artifact_named
 from rollouts_core.store.pins import pin, pins, unpin
 from rollouts_core.store.store import Store
 
@@ -21,7 +21,7 @@ def verify_command(options: argparse.Namespace) -> int:
     """Exit status 1 when something was damaged; it is then out of use, and the next run makes it again."""
     store = store_named(options.store)
     artifacts = [_artifact(store, name) for name in options.artifact]
-    artifacts = artifacts or [artifact_named(name) for name in store.directories()]
+    artifacts = artifacts or _published(store)
     damaged = {}
     for artifact in artifacts:
         damages = store.verify(artifact)
@@ -84,6 +84,12 @@ def diff_command(options: argparse.Namespace) -> int:
     if not changes:
         print("no difference")
     return 0
+
+
+def _published(store: Store) -> list[ArtifactId]:
+    """All but those whose upload is under way or was left unfinished, which are no artifacts yet."""
+    names = [name for name in store.directories() if store.objects.read(f"artifacts/{name}/{MANIFEST}") is not None]
+    return [artifact_named(name) for name in names]
 
 
 def _artifact(store: Store, name: str) -> ArtifactId:

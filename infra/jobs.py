@@ -127,6 +127,7 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             if time.monotonic() > end:
                 raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
             machine.attend(job.name)
+            session.run.touch()
             time.sleep(POLL_SECONDS)
     finally:
         if not ended:

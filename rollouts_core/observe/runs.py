@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import save_config
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import BadInput, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.store.locks import is_held, try_lock
 from rollouts_core.store.objects import Objects
@@ -66,6 +67,8 @@ class RunRecord:
     updated_at: str = ""
 
 
+TOUCH_SECONDS = 3600.0
+
 _adapter = TypeAdapter(RunRecord)
 
 
@@ -82,6 +85,7 @@ class RunLog:
         self._lock = (directory / "lock").open("w")
         try_lock(self._lock.fileno())
         self._write()
+        self._share()
 
     @property
     def run_id(self) -> str:
@@ -103,6 +107,11 @@ class RunLog:
     def refreshing(self, stages: Sequence[str]) -> None:
         self._change({"refreshed": list(stages)}, refreshed=tuple(stages))
 
+    def touch(self) -> None:
+        """Say now and then that the run goes on."""
+        if time.monotonic() - self._written > TOUCH_SECONDS:
+            self._change({"run": "goes on"})
+
     def end(self, state: RunState, error: str | None = None) -> None:
         self._change({"run": state}, state=state, error=error)
         self._lock.close()
@@ -112,11 +121,16 @@ class RunLog:
         self.record = replace(self.record, seconds=seconds, updated_at=_now(), **changes)
         self._events.log({"at": _now(), **event}, len(self.record.stages))
         self._write()
+        with suppress(StoreUnavailable):  # it was told at the beginning what the run needs
+            self._share()
 
     def _write(self) -> None:
         unfinished = self.directory / f"run.json.{os.getpid()}"
         unfinished.write_bytes(_adapter.dump_json(self.record, indent=1))
         unfinished.replace(self.directory / "run.json")
+        self._written = time.monotonic()
+
+    def _share(self) -> None:
         if self._shared is not None:
             self._shared.write(f"runs/{self.run_id}.json", _adapter.dump_json(self.record))
 

@@ -39,9 +39,6 @@ def main(directory: Path) -> int:
     followed = JSONLLogger(directory / "metrics.jsonl")
     session: dict[str, object] = {}
     for stage in stages:
-        if store.has(stage.artifact):
-            continue
-        print(f"making {stage.artifact.directory}", flush=True)
         if status := _attempt(stage, store, followed, spec["device"], session, directory):
             return status
     return 0
@@ -51,6 +48,9 @@ def _attempt(
     stage: Stage, store: Store, followed: JSONLLogger, device: str, session: dict[str, object], directory: Path
 ) -> int:
     try:
+        if store.has(stage.artifact):
+            return 0
+        print(f"making {stage.artifact.directory}", flush=True)
         device = _prepare_torch(device) if stage.kind != "tokenize" else "cpu"
         make_stage(stage, store, followed, device, session, on_lost=partial(_stop, directory, stage))
         return 0

@@ -84,6 +84,8 @@ def main() -> int:
     parser.add_argument("--only", type=int, action="append", help="the number of a case")
     parser.add_argument("--out", type=Path, help="write the outcomes as JSON lines")
     options = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("mounting the small disks takes root")
     chosen = [case for case in cases(options.cases) if not options.only or case.number in options.only]
     with ExitStack() as stack:
         root = Path(tempfile.mkdtemp(prefix="rollouts-faults-"))

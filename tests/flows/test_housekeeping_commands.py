@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollouts_core.store.objects import RemoteObjects
 from tests.conftest import COMMAND_DEADLINE, Done
 from tests.flows.test_run import states
 
@@ -97,3 +98,9 @@ def test_two_machines_that_want_the_same_make_it_once(
     assert rollouts("verify", "--store", s3_url, "--json").json()["damaged"] == {}
     stored = [path for path in tmp_path.rglob("*") if path.is_file() and b"tests-secret" in path.read_bytes()]
     assert stored == [], "a secret was written down"
+
+
+def test_an_unfinished_upload_is_no_damage(rollouts: Rollouts, s3_url: str) -> None:
+    RemoteObjects(s3_url).write("artifacts/sft-0123456789abcdef/files/policy.0011223344556677", b"half")
+    done = rollouts("verify", "--store", s3_url, AWS_ENDPOINT_URL=os.environ["AWS_ENDPOINT_URL"])
+    assert (done.status, done.out) == (0, "")

@@ -16,7 +16,8 @@ from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.housekeeping.gc import collect_garbage, kept_runs, needed_artifacts
 from rollouts_core.housekeeping.lineage import lineage, tree_lines
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
-from rollouts_core.observe.runs import RunLog, RunRecord, open_run
+from rollouts_core.observe import runs
+from rollouts_core.observe.runs import RunLog, RunRecord, all_runs, open_run
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.making import making
 from rollouts_core.store.manifest import ArtifactId
@@ -184,3 +185,17 @@ def test_needed_artifacts_follow_inputs(store: Store, ran: Callable[..., Run]) -
     log.record = replace(log.record, stages=log.record.stages[-1:])
     log.end("Completed")
     assert {stages.rl[-1].artifact.directory, stages.tokenize.artifact.directory} <= needed_artifacts(store, None)
+
+
+def test_a_long_run_says_now_and_then_that_it_goes_on(
+    store: Store, ran: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, log = ran(0.001, ended=False)
+    before = log.record.updated_at
+    log.touch()
+    assert log.record.updated_at == before
+    monkeypatch.setattr(runs, "TOUCH_SECONDS", -1.0)
+    log.touch()
+    assert log.record.updated_at > before
+    assert [run.updated_at for run in all_runs(store)] == [log.record.updated_at]
+    log.end("Completed")
