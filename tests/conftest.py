@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from rollouts_core.config_files import from_data
+from tests.addition import MODEL, PROBLEMS, write_addition
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
@@ -49,14 +50,8 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def addition(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sums of one-digit numbers as demonstrations.jsonl, prompts.jsonl and heldout.jsonl."""
     directory = tmp_path_factory.mktemp("addition")
-    problems = [(a, b) for a in range(10) for b in range(10)]
-    for name, chosen in (("demonstrations", problems[::2]), ("prompts", problems[::2]), ("heldout", problems[1::4])):
-        with (directory / f"{name}.jsonl").open("w") as file:
-            for a, b in chosen:
-                messages = [{"role": "user", "content": f"{a}+{b}="}]
-                if name == "demonstrations":
-                    messages.append({"role": "assistant", "content": f"{a + b:02d}"})
-                file.write(json.dumps({"messages": messages, "answer": f"{a + b:02d}"}) + "\n")
+    training, heldout = PROBLEMS[::2], PROBLEMS[1::4]
+    write_addition(directory, {"demonstrations": training, "prompts": training, "heldout": heldout})
     return directory
 
 
@@ -65,14 +60,7 @@ def small_config(addition: Path) -> dict[str, Any]:
     """A config, as data, whose whole chain takes seconds of compute."""
     return {
         "name": "small",
-        "model": {
-            "kind": "scratch",
-            "hidden_size": 32,
-            "layers": 1,
-            "heads": 2,
-            "kv_heads": 1,
-            "intermediate_size": 64,
-        },
+        "model": dict(MODEL),
         "data": {
             "demonstrations": {"kind": "jsonl", "path": str(addition / "demonstrations.jsonl")},
             "prompts": {"kind": "jsonl", "path": str(addition / "prompts.jsonl")},

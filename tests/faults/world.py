@@ -17,10 +17,10 @@ from typing import Any
 from rollouts_core.store.leases import live_leases
 from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store, open_store
+from tests.addition import MODEL, PROBLEMS, write_addition
 
 STAGE_DEADLINE = 120.0
 RUN_DEADLINE = 240.0
-MODEL = {"kind": "scratch", "hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate_size": 64}
 CHECKPOINT_STEPS = {"sft": 20, "rl-1": 2, "rl-2": 2}
 
 
@@ -73,15 +73,8 @@ def write_config(directory: Path, data: Path, evaluated: bool) -> None:
 
 
 def write_data(directory: Path) -> None:
-    """Sums of two one-digit numbers, many times over, so that tokenizing them takes a moment."""
-    problems = [(a, b) for a in range(10) for b in range(10)]
-    for name, chosen in (("demonstrations", problems * 60), ("prompts", problems * 60), ("heldout", problems)):
-        with (directory / f"{name}.jsonl").open("w") as file:
-            for a, b in chosen:
-                messages = [{"role": "user", "content": f"{a}+{b}="}]
-                if name == "demonstrations":
-                    messages.append({"role": "assistant", "content": f"{a + b:02d}"})
-                file.write(json.dumps({"messages": messages, "answer": f"{a + b:02d}"}) + "\n")
+    """Every problem many times over, so that tokenizing them takes a moment."""
+    write_addition(directory, {"demonstrations": PROBLEMS * 60, "prompts": PROBLEMS * 60, "heldout": PROBLEMS})
 
 
 def content(manifest: Manifest) -> dict[str, str]:
