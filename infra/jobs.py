@@ -26,6 +26,7 @@ from rollouts_core.store.store import Store
 POLL_SECONDS = 0.1
 REMOTE_POLL_SECONDS = 2.0
 LAST_LINES = 15
+STALL_LIMIT = 600.0
 LIMIT_MARGIN = 120.0
 """Seconds by which the follower outlasts the job's own time limit."""
 
@@ -157,6 +158,7 @@ def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
         spec=spec,
         time_limit=session.settings.time_limit_hours * 3600,
         unattended_limit=session.settings.unattended_limit_hours * 3600,
+        stall_limit=STALL_LIMIT,
     )
 
 
@@ -196,6 +198,8 @@ def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:
         return JobFailed(f"stage {stage.name}: its job left no trace; its machine's disk may be full", lines, False)
     if status.state == "lost":
         return JobFailed(f"stage {stage.name}: its job was killed", lines, mendable=True)
+    if status.reason == "stalled":
+        return JobFailed(f"stage {stage.name}: its job hung for {STALL_LIMIT:.0f} s", lines, mendable=True)
     if status.reason != "exited":
         return JobFailed(f"stage {stage.name}: its job was ended ({status.reason})", lines, mendable=False)
     code = status.exit_status or 0

@@ -81,7 +81,7 @@ class LocalMachine:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not is_held(directory / "lock"):
             command = [part.format(directory=directory.resolve()) for part in job.command]
-            limits = {"time_limit": job.time_limit, "unattended_limit": job.unattended_limit}
+            limits = {name: getattr(job, name) for name in ("time_limit", "unattended_limit", "stall_limit")}
             _write_json(directory / "spec.json", job.spec)
             _write_json(directory / "job.json", {"command": command, **limits})
 

@@ -27,6 +27,8 @@ class Job:
     """Seconds."""
     unattended_limit: float
     """Seconds without anybody asking for it."""
+    stall_limit: float
+    """Seconds without a pulse, for commands that touch a file `pulse` in the directory."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class JobStatus:
     exit_status: int | None = None
     """Negative: the number of the signal that ended it."""
     reason: str = ""
-    """exited, cancelled, time limit or unattended."""
+    """exited, cancelled, time limit, unattended or stalled."""
     message: str = ""
     """The stage's own words on why it failed."""
 

@@ -7,6 +7,7 @@ in a session and process group of its own, and keeps these files beside it:
     attempt.json   number of this attempt, and where log and metrics stood when it began
     heartbeat      touched every second while the runner lives
     attended       touched by whoever still wants the job
+    pulse          touched by the command, if it likes; standing still for too long, it counts as hung
     cancel         its presence asks for the end
     status.json    how it ended; written last, once
 
@@ -65,7 +66,7 @@ def _take_lock() -> int | None:
 
 
 def _begin_attempt() -> None:
-    for name in ("status.json", "failure.json", "cancel"):
+    for name in ("status.json", "failure.json", "cancel", "pulse"):
         if os.path.exists(name):
             os.unlink(name)
     previous = _read_json("attempt.json")
@@ -111,6 +112,8 @@ def _watch(process: "subprocess.Popen[bytes]") -> str:
             return "time limit"
         if time.time() - os.path.getmtime("attended") > job["unattended_limit"]:
             return "unattended"
+        if os.path.exists("pulse") and time.time() - os.path.getmtime("pulse") > job["stall_limit"]:
+            return "stalled"
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:

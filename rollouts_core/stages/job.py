@@ -11,7 +11,10 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +30,13 @@ EXIT_DISK_FULL = 74
 EXIT_TRY_AGAIN = 75
 """The store did not answer, or another process took over: the same job may do better later."""
 PR_SET_PDEATHSIG = 1
+PULSE_SECONDS = 2.0
 
 
 def main(directory: Path) -> int:
     """Make the job's stages. Returns the exit status."""
     _end_with_parent()
+    threading.Thread(target=_keep_pulse, args=(directory / "pulse",), daemon=True).start()
     os.environ.setdefault("TQDM_DISABLE", "1")
     spec = json.loads((directory / "spec.json").read_text())
     stages = [stage_from_data(data) for data in spec["stages"]]
@@ -97,6 +102,14 @@ def _prepare_torch(device: str) -> str:
         raise BadInput("machine.device is cuda, and torch sees no GPU here: choose cpu or auto")
     torch.use_deterministic_algorithms(True, warn_only=chosen == "cuda")
     return chosen
+
+
+def _keep_pulse(file: Path) -> None:
+    """For as long as this process runs: one that is paused, or stuck for good, is ended by its runner."""
+    while True:
+        with suppress(OSError):
+            file.touch()
+        time.sleep(PULSE_SECONDS)
 
 
 def _end_with_parent() -> None:

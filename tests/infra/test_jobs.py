@@ -143,3 +143,23 @@ def test_a_store_that_does_not_answer_while_a_job_runs_is_asked_again(
     monkeypatch.undo()
     assert session.store.has(stages.tokenize.artifact)
     assert next(answers, None) is None
+
+
+def test_a_job_that_hangs_is_ended_and_a_retry_mends_it(
+    stages: Plan, session: MachineSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stages.sft is not None
+    stage = replace(stages.sft, spec=replace(stages.sft.spec, training=replace(stages.sft.spec.training, steps=10**6)))
+    list(make_in_job(stages.tokenize, [stages.tokenize], session))
+    monkeypatch.setattr("infra.jobs.STALL_LIMIT", 4.0)
+
+    def pause_it() -> None:
+        paused = False
+        for event in make_in_job(stage, [stage], session):
+            if not paused and isinstance(event, Progress):
+                os.kill(job_process(session.store.home / "jobs" / stage.artifact.directory), signal.SIGSTOP)
+                paused = True
+
+    with pytest.raises(JobFailed, match="its job hung for 4 s") as caught:
+        pause_it()
+    assert caught.value.mendable

@@ -20,8 +20,9 @@ def machine(tmp_path: Path) -> LocalMachine:
     return LocalMachine(tmp_path / "jobs")
 
 
-def shell(script: str, name: str = "job", time_limit: float = 60.0, unattended_limit: float = 60.0) -> Job:
-    return Job(name, ("sh", "-c", script), {"what": "spec"}, time_limit, unattended_limit)
+def shell(script: str, name: str = "job", **limits: float) -> Job:
+    usual = {"time_limit": 60.0, "unattended_limit": 60.0, "stall_limit": 60.0}
+    return Job(name, ("sh", "-c", script), {"what": "spec"}, **{**usual, **limits})
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -137,3 +138,20 @@ def test_a_job_outlives_the_process_that_started_it(machine: LocalMachine, tmp_p
     os.waitpid(starter, 0)
     assert ended(machine).exit_status == 0
     assert machine.read("job", "log", 0) == b"done\n"
+
+
+def test_a_command_whose_pulse_stands_still_is_ended(machine: LocalMachine, tmp_path: Path) -> None:
+    machine.start(shell(f"touch {tmp_path}/jobs/job/pulse; sleep 30", stall_limit=0.5))
+    assert ended(machine).reason == "stalled"
+    machine.start(shell("sleep 1", stall_limit=0.5))
+    assert ended(machine).reason == "exited", "the pulse of the attempt before does not count"
+
+
+def test_a_paused_command_is_ended_as_well(machine: LocalMachine, tmp_path: Path) -> None:
+    script = f"while true; do touch {tmp_path}/jobs/job/pulse; echo $$; sleep 0.1; done"
+    machine.start(shell(script, stall_limit=1.0))
+    until(lambda: machine.read("job", "log", 0))
+    pid = int(machine.read("job", "log", 0).split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    assert ended(machine).reason == "stalled"
+    assert not alive(pid)
