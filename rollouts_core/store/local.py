@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, StoreError
-from rollouts_core.store import manifest as manifests
 from rollouts_core.store.digests import digests, known_digests
 from rollouts_core.store.flush import flush
 from rollouts_core.store.leases import Lease
@@ -88,7 +87,7 @@ class LocalStore:
 
     def publish(self, artifact: ArtifactId, staged: Path, provenance: Provenance, lease: Lease) -> Manifest:
         """Hash, write the manifest, flush, rename. `staged` is `files` in a directory of its own."""
-        manifest = Manifest(artifact, list_files(staged), provenance, manifests.PART_BYTES)
+        manifest = Manifest(artifact, list_files(staged), provenance)
         settle(manifest, staged.parent)
         lease.check()
         return self.adopt(manifest, staged.parent)

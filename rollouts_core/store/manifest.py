@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -78,14 +77,14 @@ class Manifest:
     artifact: ArtifactId
     files: tuple[FileEntry, ...]
     provenance: Provenance
-    part_bytes: int = PART_BYTES
+    part_bytes: int = field(default_factory=lambda: PART_BYTES)
     """In a remote store, files larger than this lie in parts of this size."""
 
 
 _adapter = TypeAdapter(Manifest)
 
 
-def list_files(directory: Path, digest: Callable[[Sequence[Path]], list[str]] = digests) -> tuple[FileEntry, ...]:
+def list_files(directory: Path) -> tuple[FileEntry, ...]:
     """Size and sha256 of every file below a directory, sorted by path. Raises `StoreError` on a link that leaves it."""
     paths = sorted(Path(parent, name) for parent, _, names in os.walk(directory) for name in names)
     sizes = []
@@ -97,7 +96,7 @@ def list_files(directory: Path, digest: Callable[[Sequence[Path]], list[str]] = 
     root = f"{directory}/"
     return tuple(
         FileEntry(str(path).removeprefix(root), size, sha256)
-        for path, size, sha256 in zip(paths, sizes, digest(paths), strict=True)
+        for path, size, sha256 in zip(paths, sizes, digests(paths), strict=True)
     )
 
 
