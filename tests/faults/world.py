@@ -88,7 +88,7 @@ def link_stages(reference: World, world: World, names: list[str]) -> None:
         artifact = reference.manifests()[name].artifact
         source = reference.store.home / "artifacts" / artifact.directory
         target = world.store.home / "artifacts" / artifact.directory
-        same_disk = source.stat().st_dev == world.directory.stat().st_dev and not world.store.home.is_mount()
+        same_disk = source.stat().st_dev == world.store.home.parent.stat().st_dev
         shutil.copytree(source, target, copy_function=os.link if same_disk else shutil.copy2)
 
 
