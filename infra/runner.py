@@ -153,13 +153,16 @@ def _read_json(name: str) -> dict[str, Any]:
 
 def _write_json(name: str, value: dict[str, Any]) -> None:
     """Whole or not at all; tried again while the disk is full, since whoever follows waits for it."""
+    unfinished = name + ".unfinished"
     for _ in range(20):
         try:
-            with open(name + ".unfinished", "w") as file:
+            with open(unfinished, "w") as file:
                 json.dump(value, file)
-            os.replace(name + ".unfinished", name)
+            os.replace(unfinished, name)
             return
         except OSError:
+            if os.path.exists(unfinished):
+                os.unlink(unfinished)
             time.sleep(0.5)
 
 
