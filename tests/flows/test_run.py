@@ -98,6 +98,7 @@ def test_a_run_its_results_and_the_run_after_it(
     assert [row["stage"] for row in other if row["state"] == "cached"] == ["tokenize"]
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_give_the_same_bits(
     rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
 ) -> None:
