@@ -5,7 +5,6 @@ was modified within the last two seconds is not remembered: a second write in th
 would go unseen. The memory lies in the user's cache directory; where that can't be written, files are read again.
 """
 
-import hashlib
 import os
 import sqlite3
 import time
@@ -13,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from rollouts_core.store.transfer import in_parallel
+from rollouts_core.store.transfer import file_digest, in_parallel
 
-CHUNK = 2**20
 SETTLED_SECONDS = 2.0
 BUSY_SECONDS = 5.0
 
@@ -39,17 +37,6 @@ def known_digests(paths: Sequence[Path]) -> list[str]:
             rows = [(str(path), states[path], found[path]) for path in settled]
             memory.executemany("REPLACE INTO digests VALUES (?, ?, ?)", rows)
         return [found[path] for path in paths]
-
-
-def file_digest(path: Path) -> str:
-    with open(path, "rb", buffering=0) as file:
-        content = file.read(CHUNK)
-        digest = hashlib.sha256(content)
-        if len(content) == CHUNK:
-            buffer = memoryview(bytearray(4 * CHUNK))
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
-    return digest.hexdigest()
 
 
 @contextmanager

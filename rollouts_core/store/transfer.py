@@ -1,15 +1,14 @@
 """Work on many files at once, and copies that are verified while they are made.
 
-Decision: one large file is read, hashed and written by threads that overlap (hashing and input-output leave the
-interpreter's lock); small files are handed out in batches, since a task each would cost more than the file.
+Decision: a large file is hashed in one thread while the kernel copies it in another (both leave the interpreter's
+lock); small files are handed out in batches, since a task each would cost more than the file.
 """
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from io import FileIO
-from itertools import cycle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +21,6 @@ R = TypeVar("R")
 WORKERS = min(8, os.cpu_count() or 1)
 BATCH_BYTES = 32 * 2**20
 BATCH_FILES = 256
-CHUNK = 4 * 2**20
 SMALL = 2**20
 
 
@@ -73,31 +71,30 @@ def remote_digest(objects: RemoteObjects, names: Sequence[str]) -> str:
 def copy_verified(source: Path, target: Path, sha256: str) -> None:
     """Copy a file. Raises `ArtifactDamaged`, with nothing at the target, when it is not what its digest says."""
     unfinished = target.with_name(f".{target.name}.unfinished")
-    with open(source, "rb", buffering=0) as reading, open(unfinished, "wb", buffering=0) as writing:
-        small = reading.read(SMALL)
-        digest = hashlib.sha256(small)
-        writing.write(small)
-        if len(small) == SMALL:
-            _copy_rest(reading, writing, digest)
-    if digest.hexdigest() != sha256:
+    if source.stat().st_size < SMALL:
+        content = source.read_bytes()
+        unfinished.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            hashing = pool.submit(file_digest, source)
+            shutil.copyfile(source, unfinished)
+            digest = hashing.result()
+    if digest != sha256:
         unfinished.unlink()
         raise ArtifactDamaged(f"{source} is damaged: its content is not what its manifest says")
     unfinished.rename(target)
 
 
-def _copy_rest(reading: FileIO, writing: FileIO, digest: "hashlib._Hash") -> None:
-    """Hash one chunk while it is written and the next is read, between two buffers."""
-    buffers = [memoryview(bytearray(CHUNK)), memoryview(bytearray(CHUNK))]
-    hashing: Future[None] | None = None
-    with ThreadPoolExecutor(1) as pool:
-        for buffer in cycle(buffers):
-            chunk = buffer[: reading.readinto(buffer)]
-            if hashing is not None:
-                hashing.result()
-            if not chunk:
-                return
-            hashing = pool.submit(digest.update, chunk)
-            writing.write(chunk)
+def file_digest(path: Path) -> str:
+    with open(path, "rb", buffering=0) as file:
+        content = file.read(SMALL)
+        digest = hashlib.sha256(content)
+        if len(content) == SMALL:
+            buffer = memoryview(bytearray(4 * SMALL))
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    return digest.hexdigest()
 
 
 def _batches(values: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
