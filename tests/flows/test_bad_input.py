@@ -76,8 +76,8 @@ def test_an_unknown_model_offline(rollouts: Rollouts, config_file: Callable[...,
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return float('nan')", "returned nan, which is not a finite number"),
-        ("return None", "returned None, which is not a finite number"),
+        pytest.param("return float('nan')", "returned nan, which is not a finite number", marks=pytest.mark.slow),
+        pytest.param("return None", "returned None, which is not a finite number", marks=pytest.mark.slow),
         ("raise KeyError('solution')", "raised KeyError: 'solution'"),
     ],
 )
@@ -162,6 +162,7 @@ def test_no_free_disk_at_the_start(
     refused(done, "MiB of free disk, less than 256", "--store")
 
 
+@pytest.mark.slow
 def test_the_disk_fills_up_while_a_stage_runs(
     rollouts: Rollouts, config_file: Callable[..., Path], small_disk: Callable[[str], Path]
 ) -> None:

@@ -112,6 +112,7 @@ def test_two_runs_with_one_seed_give_the_same_bits(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_without_a_server_and_with_sft_alone(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str]
 ) -> None:
@@ -171,6 +172,7 @@ def children(parent: int, argument: bytes) -> list[int]:
         return []
 
 
+@pytest.mark.slow
 def test_a_job_killed_during_a_run_is_started_again_and_the_run_completes(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
