@@ -28,9 +28,11 @@ from tests.rollouts_core.test_why import publish
 Run = tuple[Plan, RunLog]
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return open_store(tmp_path / "home", request.getfixturevalue("s3_url") if request.param == "s3" else None)
+    """A local directory, unless a test asks for S3."""
+    kind = getattr(request, "param", "local")
+    return open_store(tmp_path / "home", request.getfixturevalue("s3_url") if kind == "s3" else None)
 
 
 @pytest.fixture
@@ -55,6 +57,7 @@ def names(stages: Plan) -> set[str]:
     return {stage.artifact.directory for stage in stages.stages}
 
 
+@pytest.mark.parametrize("store", ["local", "s3"], indirect=True)
 def test_gc_keeps_the_last_run_of_a_name_and_what_it_shares(store: Store, ran: Callable[..., Run]) -> None:
     (old, _), (new, _) = ran(0.001), ran(0.002)
     assert collect_garbage(store, None, dry_run=True) == []
@@ -147,6 +150,7 @@ def test_what_is_pinned_or_in_use_is_not_discarded(store: Store, ran: Callable[.
     assert not store.has(stages.sft.artifact)
 
 
+@pytest.mark.parametrize("store", ["local", "s3"], indirect=True)
 def test_lineage_leads_back_to_files_runs_and_commits(store: Store, ran: Callable[..., Run]) -> None:
     stages, log = ran(0.001)
     found = lineage(store, stages.rl[-1].artifact.directory)
