@@ -55,12 +55,14 @@ def test_a_broken_line(rollouts: Rollouts, config_file: Callable[..., Path], sou
     refused(rollouts("run", config), "rows.jsonl:2: not valid JSON", "rows.jsonl:4: a int, not an object")
 
 
+@pytest.mark.slow
 def test_an_example_longer_than_the_context(rollouts: Rollouts, config_file: Callable[..., Path], source: Any) -> None:
     long = {"messages": [{"role": "user", "content": "1+" * 9}, {"role": "assistant", "content": "09"}]}
     config = config_file(data={"demonstrations": source(ROW, long)})
     refused(rollouts("run", config), "rows.jsonl:2: 23 tokens, longer than the 12")
 
 
+@pytest.mark.slow
 def test_an_empty_data_set(rollouts: Rollouts, config_file: Callable[..., Path], source: Any) -> None:
     refused(rollouts("run", config_file(data={"prompts": source()})), "rows.jsonl: the data set is empty")
 
