@@ -1,5 +1,6 @@
 """Plans: which config field reaches which stage, and what planning costs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,12 @@ def test_the_fingerprint_sees_code_and_not_comments(monkeypatch: pytest.MonkeyPa
     assert now() == before
     (package / "helper.py").write_text("def double(x):\n    return 3 * x\n")
     assert {name for name, digest in now().items() if digest != before[name]} == {"rollouts_core/helper.py"}
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "flows.cli", "plan", "configs/arithmetic.py"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
