@@ -69,7 +69,7 @@ def plan_command(options: argparse.Namespace) -> int:
     from rollouts_core.stages.why import explain
 
     config = _config(options)
-    explanations = explain(plan(config), store_of(config))
+    explanations = explain(plan(config), store_of(config), config.machine)
     if options.json:
         print(json.dumps([asdict(explanation) for explanation in explanations]))
         return 0
@@ -117,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--json", action="store_true", help="print JSON on standard output")
     configured = argparse.ArgumentParser(add_help=False, parents=[shared])
     configured.add_argument("config", type=Path, help="a Python file with `config = PipelineConfig(...)`, or JSON")
+    configured.add_argument("--machine", metavar="NAME", help="a machine of the inventory, for the heavy stages")
     configured.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in rl.steps=20")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str, parent: Any) -> Any:
@@ -150,7 +151,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(options: argparse.Namespace) -> PipelineConfig:
-    return place_store(load_config(options.config, options.set), options.config, options.store)
+    changes = list(options.set)
+    if options.machine:
+        changes += ["machine.kind=ssh", f"machine.name={options.machine}"]
+    return place_store(load_config(options.config, changes), options.config, options.store)
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.preflight import check_inputs, outputs_of, store_of
+from infra.provision import this_machine
 from rollouts_core.config import PipelineConfig
 from rollouts_core.observe.runs import RunRecord
 from tasks.bootstrap import bootstrap
@@ -26,15 +27,15 @@ def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord
     stages, store = check_inputs(config, refresh), store_of(config)
     with (
         recording(config, stages, store, flow_run.id, refresh) as run,
-        provision(config.machine, store, run) as machine,
+        provision(config.machine, stages, store, run) as machine,
     ):
         bootstrap(machine)
-        data = tokenize(stages.tokenize, machine)
+        data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         policy = sft(stages.sft, data, machine) if stages.sft else None
         with serve(config.engine, machine):
             for segment in stages.rl:
                 policy = rl(segment, stages.rl, policy, machine)
         for point in stages.evaluate:
             evaluate(point, stages.evaluate, data, machine)
-        results = sync(stages, policy, machine, outputs_of(config))
-        return report(config, stages, store, results, run)
+        results = sync(stages, policy, machine, config.results, outputs_of(config))
+        return report(config, stages, machine, results)

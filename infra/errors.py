@@ -15,3 +15,11 @@ class JobFailed(RolloutsError):
         self.mendable = mendable
         tail = "".join(f"\n    {line}" for line in last_lines)
         super().__init__(message + (f"\n  its last log lines:{tail}" if tail else ""))
+
+
+class Unreachable(MachineError):
+    """A machine does not answer. It may again: what runs there runs on."""
+
+
+class LeaseLapsed(MachineError):
+    """The host has not heard of the run for too long and may have given its GPUs to another."""

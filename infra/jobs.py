@@ -6,21 +6,22 @@ own caller, and reading goes on where the caller before stopped.
 
 import json
 import math
-import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.errors import JobFailed, MachineError
-from infra.machine import Job, JobStatus, Machine
+from infra.errors import JobFailed, LeaseLapsed, MachineError
+from infra.follow import Lines, LogLine, watching
+from infra.machine import Job, JobStatus, Machine, Offsets
+from infra.provider import Provider
 from rollouts_core.config import MachineConfig
 from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_TRY_AGAIN
 from rollouts_core.stages.stage import Stage, stage_to_data
-from rollouts_core.store.manifest import ArtifactId
+from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
 
 POLL_SECONDS = 0.1
@@ -29,11 +30,6 @@ LAST_LINES = 15
 STALL_LIMIT = 600.0
 LIMIT_MARGIN = 120.0
 """Seconds by which the follower outlasts the job's own time limit."""
-
-
-@dataclass(frozen=True)
-class LogLine:
-    text: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,8 @@ class Cursor:
     metrics: int
     found: frozenset[str]
     """The stages whose artifacts were there before this run asked for the job."""
-    unfinished: dict[str, bytes] = field(default_factory=lambda: {"log": b"", "metrics.jsonl": b""})
+    lines: Lines = field(default_factory=Lines)
+    records: Lines = field(default_factory=Lines)
     ahead: list[LogLine | Progress] = field(default_factory=list)
     """Progress of stages whose turn has not come: the job may be ahead of whoever follows it."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
@@ -62,18 +59,18 @@ class Cursor:
 
 @dataclass
 class Look:
-    """Looks into the store now and then. One that does not answer while the job runs is asked again later."""
+    """Looks for an artifact now and then. A store that does not answer while the job runs is asked again later."""
 
-    store: Store
+    session: "MachineSession"
     _looked: float = -math.inf
 
     def has(self, artifact: ArtifactId, now: bool) -> bool:
         """Raises `StoreUnavailable` only where it is asked `now`."""
-        interval = POLL_SECONDS if self.store.url is None else REMOTE_POLL_SECONDS
+        interval = POLL_SECONDS if self.session.store.url is None else REMOTE_POLL_SECONDS
         if not now and time.monotonic() - self._looked < interval:
             return False
         try:
-            return self.store.has(artifact)
+            return self.session.machine.has(artifact)
         except StoreUnavailable:
             if now:
                 raise
@@ -91,6 +88,16 @@ class MachineSession:
     settings: MachineConfig
     run: RunLog
     cursors: dict[str, Cursor] = field(default_factory=dict)
+    provider: Provider | None = None
+    """Whom the machine is rented from."""
+
+    def has(self, artifact: ArtifactId) -> bool:
+        """Whether the artifact is in the store here or on the machine."""
+        return self.store.has(artifact) or self.machine.has(artifact)
+
+    def manifest(self, artifact: ArtifactId) -> Manifest:
+        """Raises `StoreError` when the artifact is neither here nor there."""
+        return (self.store if self.store.has(artifact) else self.machine).manifest(artifact)
 
 
 def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Progress]:
@@ -99,62 +106,82 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     Yields log lines and progress as they come. Raises `JobFailed` when the job ended without the artifact. Whoever
     stops waiting (an interrupt, a cancellation, a timeout) ends the job; whoever is killed leaves it running.
     """
-    job = stage_job(chain, session)
+    found = frozenset(link.name for link in chain if session.has(link.artifact))
+    job = stage_job(chain, session, found)
     machine = session.machine
-    found = frozenset(link.name for link in chain if session.store.has(link.artifact))
     if stage.name not in found:
-        if job.name not in session.cursors and machine.poll(job.name).state == "running":
-            yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
-        machine.start(job)
+        yield from _started(job, [link for link in chain if link.name not in found], session)
     if job.name not in session.cursors:
         begun = machine.attempt(job.name)
         session.cursors[job.name] = Cursor(begun.log, begun.metrics, found)
+        session.run.job(stage.name, machine.name, job.name, begun.log)
     cursor = session.cursors[job.name]
     end = time.monotonic() + job.time_limit + LIMIT_MARGIN
+    patience = session.settings.unreachable_limit_hours * 3600
     ended = False
-    look = Look(session.store)
+    look = Look(session)
     try:
-        while True:
-            status = machine.poll(job.name)
-            there = look.has(stage.artifact, now=status.state != "running")
-            yield from _output_of(stage, machine, job.name, cursor)
+        for seen in watching(machine, job.name, Offsets(cursor.log, cursor.metrics), patience):
+            if isinstance(seen, LogLine):
+                yield seen
+                continue
+            running = seen.status.state == "running"
+            there = look.has(stage.artifact, now=not running)
+            yield from _output_of(stage, cursor, seen.log, seen.metrics)
             if there:
+                yield from _rest_of(stage, job.name, machine, cursor)
                 ended = True
                 return
-            if status.state != "running":
+            if not running and not seen.log and not seen.metrics:
                 ended = True
                 del session.cursors[job.name]
-                raise _failure(stage, status, cursor)
+                raise _failure(stage, seen.status, cursor)
             if time.monotonic() > end:
                 raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
-            machine.attend(job.name)
             session.run.touch()
-            time.sleep(POLL_SECONDS)
     finally:
         if not ended:
             machine.cancel(job.name)
 
 
+def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterator[LogLine]:
+    """Start the job unless it runs, after sending what it needs."""
+    machine = session.machine
+    if machine.watch(job.name, Offsets(), 0.0).status.state == "running":
+        if job.name not in session.cursors:
+            yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
+    else:
+        yield from map(LogLine, machine.supply(todo))
+    while True:
+        try:
+            machine.start(job)
+            return
+        except LeaseLapsed as error:
+            yield LogLine(str(error))
+            yield from map(LogLine, machine.claim([job.name]))
+
+
 def was_found(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> bool:
     """Whether the artifact is in the store and this run had no part in making it."""
     cursor = session.cursors.get(job_name(chain))
-    return session.store.has(stage.artifact) and (cursor is None or stage.name in cursor.found)
+    return session.has(stage.artifact) and (cursor is None or stage.name in cursor.found)
 
 
 def job_name(chain: Sequence[Stage]) -> str:
     return chain[-1].artifact.directory
 
 
-def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
-    """The job that makes a chain of stages in one process."""
+def stage_job(chain: Sequence[Stage], session: MachineSession, found: Collection[str] = ()) -> Job:
+    """The job that makes, in one process, those stages of a chain that are not found already."""
+    machine = session.machine
     spec = {
-        "stages": [stage_to_data(stage) for stage in chain],
-        "store": {"home": str(session.store.home.resolve()), "url": session.store.url},
+        "stages": [stage_to_data(machine.placed(stage)) for stage in chain if stage.name not in found],
+        "store": machine.places,
         "device": session.settings.device,
     }
     return Job(
         name=job_name(chain),
-        command=(sys.executable, "-m", "rollouts_core.stages.job", "{directory}"),
+        command=(machine.python, "-m", "rollouts_core.stages.job", "{directory}"),
         spec=spec,
         time_limit=session.settings.time_limit_hours * 3600,
         unattended_limit=session.settings.unattended_limit_hours * 3600,
@@ -162,34 +189,36 @@ def stage_job(chain: Sequence[Stage], session: MachineSession) -> Job:
     )
 
 
-def _output_of(stage: Stage, machine: Machine, job: str, cursor: Cursor) -> list[LogLine | Progress]:
+def _output_of(stage: Stage, cursor: Cursor, log: bytes, metrics: bytes) -> list[LogLine | Progress]:
     """What is new and concerns this stage; the progress of others is kept for them."""
-    output = [*cursor.ahead, *_new_output(machine, job, cursor)]
+    output = [*cursor.ahead, *_taken_in(cursor, log, metrics)]
     others = {id(event) for event in output if isinstance(event, Progress) and event.stage != stage.name}
     cursor.ahead = [event for event in output if id(event) in others]
     return [event for event in output if id(event) not in others]
 
 
-def _new_output(machine: Machine, job: str, cursor: Cursor) -> Iterator[LogLine | Progress]:
-    while data := machine.read(job, "log", cursor.log):
-        cursor.log += len(data)
-        for line in _complete_lines(cursor, "log", data):
-            cursor.last_lines.append(line)
-            yield LogLine(line)
-    while data := machine.read(job, "metrics.jsonl", cursor.metrics):
-        cursor.metrics += len(data)
-        for line in _complete_lines(cursor, "metrics.jsonl", data):
-            yield _progress(json.loads(line))
+def _rest_of(stage: Stage, job: str, machine: Machine, cursor: Cursor) -> Iterator[LogLine | Progress]:
+    """What the job wrote before its artifact was there."""
+    while True:
+        watched = machine.watch(job, Offsets(cursor.log, cursor.metrics), 0.0)
+        if not watched.log and not watched.metrics:
+            return
+        yield from _output_of(stage, cursor, watched.log, watched.metrics)
+
+
+def _taken_in(cursor: Cursor, log: bytes, metrics: bytes) -> Iterator[LogLine | Progress]:
+    cursor.log += len(log)
+    cursor.metrics += len(metrics)
+    for line in cursor.lines.take(log):
+        cursor.last_lines.append(line)
+        yield LogLine(line)
+    for line in cursor.records.take(metrics):
+        yield _progress(json.loads(line))
 
 
 def _progress(record: dict[str, Any]) -> Progress:
     metrics = {name: value for name, value in record.items() if name not in ("step", "stage", "done", "total")}
     return Progress(record["stage"], record["done"], record["total"], metrics)
-
-
-def _complete_lines(cursor: Cursor, file: str, data: bytes) -> list[str]:
-    *complete, cursor.unfinished[file] = (cursor.unfinished[file] + data).split(b"\n")
-    return [line.decode(errors="replace") for line in complete if line.strip()]
 
 
 def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:

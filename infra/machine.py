@@ -1,18 +1,23 @@
 """Where jobs run: the one interface of this machine and of every other.
 
     Job            a command with its directory's name, files and limits
-    JobStatus      running, finished, lost or absent
-    Machine        start, poll, read, attend, cancel
+    JobStatus      running, finished, lost, absent or unreachable
+    Machine        start, watch, cancel; what it has, and what is sent to it
 
 Decision: a job is a directory on its machine. Whoever wants it reads files from an offset and asks whether its lock is
 held; nothing about a job lives in the orchestrator's memory, so an orchestrator may die and another one go on.
+
+Decision: whoever waits for a machine says so to a person. What may take long (a queue for GPUs, sending data) is a
+generator of lines, and a machine that does not answer is a status, not an exception.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-JobFile = Literal["log", "metrics.jsonl"]
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.manifest import ArtifactId, Manifest
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,14 @@ class Job:
 
 @dataclass(frozen=True)
 class JobStatus:
-    state: Literal["absent", "running", "finished", "lost"]
-    """lost: it ran, and was killed together with what watched over it."""
+    state: Literal["absent", "running", "finished", "lost", "unreachable"]
+    """lost: it ran, and was killed together with what watched over it. unreachable: its machine does not answer."""
     exit_status: int | None = None
     """Negative: the number of the signal that ended it."""
     reason: str = ""
     """exited, cancelled, time limit, unattended or stalled."""
     message: str = ""
-    """The stage's own words on why it failed."""
+    """The stage's own words on why it failed, or why the machine is unreachable."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +56,67 @@ class Offsets:
     metrics: int = 0
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A job at one moment, with what its files hold beyond the offsets that were asked for."""
+
+    status: JobStatus
+    log: bytes = b""
+    metrics: bytes = b""
+
+
 class Machine(Protocol):
-    """Runs jobs."""
+    """Runs jobs, and has artifacts that jobs read and publish."""
 
     @property
     def name(self) -> str: ...
 
-    def start(self, job: Job) -> None:
-        """Start the job unless it is running. Returns once it runs. Raises `MachineError` when it cannot be started."""
+    @property
+    def python(self) -> str:
+        """The interpreter that jobs run in."""
 
-    def poll(self, job: str) -> JobStatus: ...
+    @property
+    def places(self) -> Mapping[str, str | None]:
+        """`home` and `url` of the store that jobs use there."""
+
+    def claim(self, jobs: Sequence[str]) -> Iterator[str]:
+        """Lease what the run needs; yields why it must wait. Raises `MachineError` when it has waited too long."""
+
+    def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
+        """Send the inputs of stages that are missing there; yields what is sent."""
+
+    def placed(self, stage: Stage) -> Stage:
+        """The stage with its outside inputs where they lie there."""
+
+    def start(self, job: Job) -> None:
+        """Start the job unless it is running; returns once it runs.
+
+        Raises `LeaseLapsed` when the run must claim again, `MachineError` when the job cannot be started.
+        """
+
+    def watch(self, job: str, at: Offsets, wait: float) -> Watched:
+        """How the job is, and its new output; waits up to `wait` seconds for some. Asking keeps it attended."""
 
     def attempt(self, job: str) -> Offsets:
         """Where the current attempt's output begins."""
 
-    def read(self, job: str, file: JobFile, offset: int) -> bytes:
-        """What a file holds from an offset on."""
-
-    def attend(self, job: str) -> None:
-        """Say that the job is still wanted."""
-
     def cancel(self, job: str) -> None:
         """End the job: TERM, then KILL, the whole group. Returns once all of it is gone."""
+
+    def has(self, artifact: ArtifactId) -> bool:
+        """Whether jobs there find the artifact."""
+
+    def manifest(self, artifact: ArtifactId) -> Manifest:
+        """Raises `StoreError` when the artifact is not there."""
+
+    def fetch(self, artifact: ArtifactId, target: Path, below: str) -> None:
+        """Copy an artifact's files, or those below a folder of it, to a directory here; verified."""
+
+    def keep(self, artifact: ArtifactId) -> None:
+        """Bring the whole artifact into the store here."""
+
+    def discard(self, artifacts: Sequence[ArtifactId]) -> None:
+        """Remove artifacts and partial work that are only there; those in the store here are another's to remove."""
+
+    def release(self) -> bool:
+        """Give back what was leased. Returns whether others still use the machine, or may."""

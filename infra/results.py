@@ -1,41 +1,56 @@
-"""What a run brings home: policy, metrics, samples, below `outputs/<run>/`."""
+"""What a run brings home: policy, metrics, samples, below `outputs/<run>/`; and the artifacts that its config names."""
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from infra.jobs import MachineSession
+from rollouts_core.config import ResultsConfig
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.fetch import fetch
 from rollouts_core.store.manifest import ArtifactId
-from rollouts_core.store.store import Store
 
 
-def bring_home(plan: Plan, final: ArtifactId, store: Store, outputs: Path) -> Path:
+def bring_home(plan: Plan, final: ArtifactId, session: MachineSession, wanted: ResultsConfig, outputs: Path) -> Path:
     """Copy the run's results, the policy from its final artifact, verified on the way.
 
     They are gathered under a temporary name and moved into place whole.
     """
+    for stage in plan.stages:
+        if stage.kind in wanted.artifacts and not session.store.has(stage.artifact):
+            session.machine.keep(stage.artifact)
     gathering = outputs.with_name(f".{outputs.name}.unfinished")
     shutil.rmtree(gathering, ignore_errors=True)
     gathering.mkdir(parents=True)
-    fetch(store, final, gathering, "policy/")
+    if wanted.policy:
+        _fetch(session, final, gathering, "policy/")
     if plan.sft:
-        _join([plan.sft], store, "metrics.jsonl", gathering / "sft_metrics.jsonl")
+        _join([plan.sft], session, "metrics.jsonl", gathering / "sft_metrics.jsonl")
     if plan.rl:
-        _join(plan.rl, store, "metrics.jsonl", gathering / "rl_metrics.jsonl")
-        _join(plan.rl, store, "rollouts.jsonl", gathering / "rollouts.jsonl")
+        _join(plan.rl, session, "metrics.jsonl", gathering / "rl_metrics.jsonl")
+        _join(plan.rl, session, "rollouts.jsonl", gathering / "rollouts.jsonl")
     (gathering / "evaluation").mkdir()
     for stage in plan.evaluate:
         point = stage.name.removeprefix("evaluate-")
-        _join([stage], store, "samples.jsonl", gathering / "evaluation" / f"{point}.jsonl")
-        _join([stage], store, "accuracy.json", gathering / "evaluation" / f"{point}.json")
+        _join([stage], session, "samples.jsonl", gathering / "evaluation" / f"{point}.jsonl")
+        _join([stage], session, "accuracy.json", gathering / "evaluation" / f"{point}.json")
     shutil.rmtree(outputs, ignore_errors=True)
     gathering.rename(outputs)
     return outputs
 
 
-def _join(stages: Sequence[Stage], store: Store, name: str, target: Path) -> None:
+def _join(stages: Sequence[Stage], session: MachineSession, name: str, target: Path) -> None:
+    fetched = target.with_name(f".{target.name}.parts")
     with target.open("wb") as joined:
         for stage in stages:
-            joined.write((store.open(stage.artifact) / name).read_bytes())
+            _fetch(session, stage.artifact, fetched, name)
+            joined.write((fetched / name).read_bytes())
+            shutil.rmtree(fetched)
+
+
+def _fetch(session: MachineSession, artifact: ArtifactId, target: Path, below: str) -> None:
+    if session.store.has(artifact):
+        fetch(session.store, artifact, target, below)
+    else:
+        session.machine.fetch(artifact, target, below)

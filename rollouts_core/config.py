@@ -185,13 +185,56 @@ class EngineConfig:
 class MachineConfig:
     """Where heavy stages run. Nothing here can change a result."""
 
-    kind: Operational[Literal["local"]] = Field(default="local", description="This machine.")
+    kind: Operational[Literal["local", "ssh", "sky"]] = Field(
+        default="local", description="This machine, one of the inventory over SSH, or a rented one by SkyPilot."
+    )
+    name: Operational[str | None] = Field(
+        default=None, description="A machine of the inventory; null: the first free one that fits."
+    )
+    gpus: Operational[int | None] = Field(
+        default=None, ge=0, description="GPUs to lease; null: one, where the machine has any."
+    )
+    gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
+    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that the machine must carry.")
+    accelerator: Operational[str | None] = Field(
+        default=None, pattern=r"^[A-Za-z0-9-]+$", description="GPU model to rent, as SkyPilot calls it: H100."
+    )
     device: Operational[Literal["auto", "cpu", "cuda"]] = Field(
         default="auto", description="auto: cuda if there is one."
     )
+    environment: Operational[tuple[str, ...]] = Field(
+        default=(), description="Environment variables of here that jobs there get, as HF_TOKEN; never written down."
+    )
+    wait_hours: Operational[float] = Field(default=24.0, gt=0, description="How long to wait for GPUs that are in use.")
     time_limit_hours: Operational[float] = Field(default=24.0, gt=0, description="A job is ended after this time.")
     unattended_limit_hours: Operational[float] = Field(
         default=24.0, gt=0, description="A job is ended when no orchestrator has asked for it for this long."
+    )
+    unreachable_limit_hours: Operational[float] = Field(
+        default=6.0,
+        gt=0,
+        description="A run gives up when its machine has not answered for this long; its job runs on.",
+    )
+
+    @model_validator(mode="after")
+    def _machine_is_found(self) -> "MachineConfig":
+        problems = []
+        if self.kind == "local" and self.name is not None:
+            problems.append(f"name {self.name!r} needs kind ssh")
+        if self.kind == "sky" and self.accelerator is None and self.gpus != 0:
+            problems.append("accelerator: is required by kind sky, as H100; or set gpus to 0")
+        if self.device == "cuda" and self.gpus == 0 and self.kind != "local":
+            problems.append("device is cuda and gpus is 0")
+        return _or_raise(self, problems)
+
+
+@part
+class ResultsConfig:
+    """What comes home from another machine. Metrics, samples and accuracies always do."""
+
+    policy: Operational[bool] = Field(default=True, description="The final policy, to outputs/<run>/policy.")
+    artifacts: Operational[tuple[Literal["sft", "rl", "evaluate"], ...]] = Field(
+        default=(), description="Stages whose artifacts come into the store here, whole."
     )
 
 
@@ -235,6 +278,7 @@ class PipelineConfig:
     machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")
     store: StoreConfig = Field(default_factory=StoreConfig, description="Where artifacts and results live.")
+    results: ResultsConfig = Field(default_factory=ResultsConfig, description="What comes home from other machines.")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":

@@ -1,15 +1,19 @@
-"""bootstrap: the environment that jobs run in, checked once and recorded."""
+"""bootstrap: the environment that jobs run in: checked here, built on a host, once, and recorded."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.environment import check_environment, environment_artifact
+from infra.environment import check_environment, environment_artifact, prepare_environment
 from infra.jobs import MachineSession
-from tasks.making import LIGHT_TASK, ArtifactRef, cached, recorded
+from infra.ssh_machine import SSHMachine
+from rollouts_core.store.manifest import ArtifactId
+from tasks.making import WAITING_TASK, ArtifactRef, cached, recorded, say
 
 
-@task(name="bootstrap", task_run_name="bootstrap", cache_policy=NO_CACHE, **LIGHT_TASK)
+@task(name="bootstrap", task_run_name="bootstrap", cache_policy=NO_CACHE, **WAITING_TASK)
 def bootstrap(machine: MachineSession) -> ArtifactRef:
+    if isinstance(machine.machine, SSHMachine):
+        return _on_host(machine.machine, machine)
     artifact = environment_artifact()
     with recorded(machine.run, "bootstrap", artifact.key) as outcome:
         if machine.store.has(artifact):
@@ -17,3 +21,15 @@ def bootstrap(machine: MachineSession) -> ArtifactRef:
             return cached(artifact)
         check_environment(machine.store)
     return ArtifactRef(artifact)
+
+
+def _on_host(host: SSHMachine, session: MachineSession) -> ArtifactRef:
+    built = False
+    with recorded(session.run, "bootstrap") as outcome:
+        for said in prepare_environment(host, session.store):
+            if isinstance(said, ArtifactId):
+                outcome.state = "Completed" if built else "Cached"
+                return ArtifactRef(said) if built else cached(said)
+            built = True
+            say("bootstrap", said)
+    raise AssertionError("preparing ends with an artifact or raises")

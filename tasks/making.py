@@ -14,11 +14,12 @@ from prefect.states import Completed
 from prefect.tasks import Task, exponential_backoff
 
 from infra.errors import JobFailed
-from infra.jobs import LogLine, MachineSession, Progress, make_in_job, was_found
+from infra.follow import LogLine
+from infra.jobs import MachineSession, Progress, make_in_job, was_found
 from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import RunLog, StageState
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.why import explain_stage
+from rollouts_core.stages.why import all_manifests, explain_stage
 from rollouts_core.store.manifest import ArtifactId
 from tasks.events import StageChanged, StageLine, StageProgress, announce
 
@@ -44,6 +45,10 @@ JOB_TASK: dict[str, Any] = {
 
 LIGHT_TASK: dict[str, Any] = {"timeout_seconds": 900, "persist_result": False}
 """For tasks that do their work here, in seconds."""
+
+
+WAITING_TASK: dict[str, Any] = {"timeout_seconds": 30 * 24 * 3600, "persist_result": False}
+"""For tasks that wait for a machine, whose own limits are the config's; this timeout stands behind them."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +98,22 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
         if was_found(stage, chain, session):
             outcome.state = "Cached"
             return cached(stage.artifact)
-        for reason in explain_stage(stage, session.store, session.store.manifests()).lines():
-            _say(stage.name, f"to run: {reason}")
+        made_beside = session.has(stage.artifact)
+        for reason in [] if made_beside else explain_stage(stage, session.store, all_manifests(session.store)).lines():
+            say(stage.name, f"to run: {reason}")
         bar = _ProgressBar(stage.name)
         for event in make_in_job(stage, chain, session):
             match event:
                 case LogLine(text):
-                    _say(stage.name, text)
+                    say(stage.name, text)
                 case Progress(name, done, total, metrics):
                     bar.move(done, total)
                     announce(StageProgress(name, done, total, metrics))
     return ArtifactRef(stage.artifact)
 
 
-def _say(stage: str, text: str) -> None:
+def say(stage: str, text: str) -> None:
+    """A line of a stage, for Prefect's log and for whoever listens here."""
     get_run_logger().info(text)
     announce(StageLine(stage, text))
 

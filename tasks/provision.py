@@ -1,4 +1,9 @@
-"""provision: a machine for the run, given back when the run ends."""
+"""provision: a machine for the run, given back when the run ends.
+
+Decision: entering waits for the machine in a task, so that the queue is seen in the UI; leaving gives it back whatever
+has happened, a failed stage, a cancellation, a timeout. An orchestrator that is killed gives nothing back: leases lapse
+by themselves, and rented machines go down by themselves.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,21 +15,26 @@ from infra.jobs import MachineSession
 from infra.provision import provision_machine, release_machine
 from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
+from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
-from tasks.making import LIGHT_TASK, recorded
+from tasks.making import WAITING_TASK, recorded, say
 
 
 @contextmanager
-def provision(settings: MachineConfig, store: Store, run: RunLog) -> Iterator[MachineSession]:
+def provision(settings: MachineConfig, stages: Plan, store: Store, run: RunLog) -> Iterator[MachineSession]:
     """Raises `BadInput` when the machine cannot be used."""
-    session = provision_task(settings, store, run)
+    session = provision_task(settings, stages, store, run)
     try:
         yield session
     finally:
         release_machine(session)
 
 
-@task(name="provision", task_run_name="provision", cache_policy=NO_CACHE, **LIGHT_TASK)
-def provision_task(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
+@task(name="provision", task_run_name="provision", cache_policy=NO_CACHE, **WAITING_TASK)
+def provision_task(settings: MachineConfig, stages: Plan, store: Store, run: RunLog) -> MachineSession:
     with recorded(run, "provision"):
-        return provision_machine(settings, store, run)
+        for said in provision_machine(settings, stages, store, run):
+            if isinstance(said, MachineSession):
+                return said
+            say("provision", said)
+    raise AssertionError("provisioning ends with a session or raises")

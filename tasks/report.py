@@ -7,21 +7,22 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from infra.jobs import MachineSession
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import to_data
 from rollouts_core.observe.drawn import plots_artifact, plots_of
 from rollouts_core.observe.report import POINTS, write_report
-from rollouts_core.observe.runs import AccuracyRecord, RunLog, RunRecord
+from rollouts_core.observe.runs import AccuracyRecord, RunRecord
 from rollouts_core.stages.plan import Plan
-from rollouts_core.store.store import Store
 from tasks.making import LIGHT_TASK, recorded
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE, **LIGHT_TASK)
-def report(config: PipelineConfig, stages: Plan, store: Store, results: Path, run: RunLog) -> RunRecord:
+def report(config: PipelineConfig, stages: Plan, machine: MachineSession, results: Path) -> RunRecord:
+    run, store = machine.run, machine.store
     keys = [stage.key for stage in stages.stages]
     with recorded(run, "report", plots_artifact(keys).key):
-        accuracies = read_accuracies(stages, store)
+        accuracies = read_accuracies(stages, machine)
         run.result(accuracies, results / "report.html")
         create_table_artifact(
             [
@@ -36,11 +37,11 @@ def report(config: PipelineConfig, stages: Plan, store: Store, results: Path, ru
     return run.record
 
 
-def read_accuracies(stages: Plan, store: Store) -> Sequence[AccuracyRecord]:
+def read_accuracies(stages: Plan, machine: MachineSession) -> Sequence[AccuracyRecord]:
     """From the manifests of the evaluation artifacts."""
     records = []
     for stage in stages.evaluate:
-        summary = store.manifest(stage.artifact).provenance.summary
+        summary = machine.manifest(stage.artifact).provenance.summary
         point = stage.name.removeprefix("evaluate-")
         records.append(
             AccuracyRecord(point, summary["accuracy"], summary["low"], summary["high"], int(summary["total"]))

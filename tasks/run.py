@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from infra.environment import environment_artifact
-from rollouts_core.config import PipelineConfig
+from rollouts_core.config import MachineConfig, PipelineConfig
 from rollouts_core.housekeeping.gc import wait_for_gc
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
 from rollouts_core.observe.drawn import plots_artifact
@@ -21,7 +21,7 @@ def recording(
 
     `refresh` names stages to make again. A retry of the same flow run goes on with what it has made since.
     """
-    run = open_run(store, config, planned_stages(stages), flow_run_id)
+    run = open_run(store, config, planned_stages(stages, config.machine), flow_run_id)
     try:
         wait_for_gc(store)
         if refresh and not run.record.refreshed:
@@ -38,13 +38,13 @@ def recording(
     run.end("Completed")
 
 
-def planned_stages(stages: Plan) -> list[tuple[str, str | None]]:
-    """Every stage of the flow in order, with its key where it makes an artifact."""
+def planned_stages(stages: Plan, machine: MachineConfig) -> list[tuple[str, str | None]]:
+    """Every stage of the flow in order, with its key where it makes an artifact that is known before it runs."""
     before = [stage for stage in stages.stages if stage.kind in ("tokenize", "sft")]
     after = [stage for stage in stages.stages if stage.kind not in ("tokenize", "sft")]
     return [
         ("provision", None),
-        ("bootstrap", environment_artifact().key),
+        ("bootstrap", environment_artifact().key if machine.kind == "local" else None),
         *((stage.name, stage.key) for stage in before),
         ("serve", None),
         *((stage.name, stage.key) for stage in after),

@@ -7,12 +7,15 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.jobs import MachineSession
 from infra.results import bring_home
+from rollouts_core.config import ResultsConfig
 from rollouts_core.stages.plan import Plan
-from tasks.making import LIGHT_TASK, ArtifactRef, recorded
+from tasks.making import WAITING_TASK, ArtifactRef, recorded
 
 
-@task(name="sync", task_run_name="sync", cache_policy=NO_CACHE, **LIGHT_TASK)
-def sync(stages: Plan, policy: ArtifactRef | None, machine: MachineSession, outputs: Path) -> Path:
+@task(name="sync", task_run_name="sync", cache_policy=NO_CACHE, **WAITING_TASK)
+def sync(
+    stages: Plan, policy: ArtifactRef | None, machine: MachineSession, wanted: ResultsConfig, outputs: Path
+) -> Path:
     assert policy is not None, "PipelineConfig refuses a chain without sft and rl"
     with recorded(machine.run, "sync"):
-        return bring_home(stages, policy.artifact, machine.store, outputs / machine.run.run_id)
+        return bring_home(stages, policy.artifact, machine, wanted, outputs / machine.run.run_id)

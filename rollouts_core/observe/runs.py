@@ -40,6 +40,17 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class JobRecord:
+    """The job that makes a stage, for whoever wants its log or its end."""
+
+    stage: str
+    machine: str
+    job: str
+    log: int
+    """Where in its log this run's part begins, in bytes."""
+
+
+@dataclass(frozen=True)
 class AccuracyRecord:
     """Held-out accuracy at one point of the chain, as shares, with its 95 % interval."""
 
@@ -65,6 +76,12 @@ class RunRecord:
     refreshed: tuple[str, ...] = ()
     """Stages whose artifacts this run discarded at its start; a retry does not do so again."""
     updated_at: str = ""
+    jobs: tuple[JobRecord, ...] = ()
+    """In the order in which they were asked for."""
+    process: tuple[int, str] = (0, "")
+    """The orchestrator's, and when it began, in the kernel's ticks."""
+    discarded_on: tuple[str, ...] = ()
+    """Machines where this run has discarded what it refreshed."""
 
 
 TOUCH_SECONDS = 3600.0
@@ -106,6 +123,15 @@ class RunLog:
 
     def refreshing(self, stages: Sequence[str]) -> None:
         self._change({"refreshed": list(stages)}, refreshed=tuple(stages))
+
+    def job(self, stage: str, machine: str, job: str, log: int) -> None:
+        """Note the job that makes a stage, unless this very attempt of it is noted."""
+        noted = JobRecord(stage, machine, job, log)
+        if noted not in self.record.jobs:
+            self._change({"job": job, "machine": machine}, jobs=(*self.record.jobs, noted))
+
+    def discarded(self, machine: str) -> None:
+        self._change({"discarded_on": machine}, discarded_on=(*self.record.discarded_on, machine))
 
     def touch(self) -> None:
         """Say now and then that the run goes on."""

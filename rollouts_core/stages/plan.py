@@ -32,6 +32,11 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         return (self.tokenize, *([self.sft] if self.sft else []), *self.rl, *self.evaluate)
 
+    @property
+    def chains(self) -> tuple[tuple[Stage, ...], ...]:
+        """The stages of each heavy job: those that one process makes."""
+        return tuple(chain for chain in ((self.sft,) if self.sft else (), self.rl, self.evaluate) if chain)
+
 
 def plan(config: PipelineConfig) -> Plan:
     """Raises `BadInput` listing every data file, model, data set and reward that cannot be found."""

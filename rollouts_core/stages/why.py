@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rollouts_core.config import MachineConfig
 from rollouts_core.parts import leaves
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Kind, Stage, canonical_spec
+from rollouts_core.store.elsewhere import seen_elsewhere
 from rollouts_core.store.fingerprint import code_fingerprint
-from rollouts_core.store.manifest import Manifest
+from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
 
-Cause = Literal["field", "input", "external", "version", "first"]
+Cause = Literal["field", "input", "external", "version", "first", "elsewhere"]
 
 CONFIG_NAMES: Mapping[Kind, Mapping[str, str]] = {
     "tokenize": {"sources.": "data.", "tokenizer.": "model.tokenizer.", "max_length": "data.max_length"},
@@ -46,6 +48,8 @@ class Difference:
     def __str__(self) -> str:
         if self.cause == "first":
             return "no artifact of this kind is in the store"
+        if self.cause == "elsewhere":
+            return f"it is on {self.name}, not here: `--machine {self.name}` finds it"
         if self.cause == "input":
             return f"input {self.name}: {self.old} -> {self.new}"
         label = {"external": "outside input ", "version": "stage "}.get(self.cause, "")
@@ -63,37 +67,65 @@ class Explanation:
     """Of a stage to run."""
     changed_code: tuple[str, ...]
     """Of a cached one: the source files that are not what it was made with."""
+    machine: str = ""
+    """Of a cached one that is not here: where it was seen."""
 
     def lines(self) -> list[str]:
         """What is to be said of the state, a line each; often nothing."""
         if self.state == "to run":
             where = f"  (in {self.nearest})" if self.nearest else ""
             return [f"{difference}{where}" for difference in self.because]
+        place = [f"on {self.machine}"] if self.machine else []
         if self.changed_code:
             return [
+                *place,
                 f"its code has changed since: {', '.join(self.changed_code)}",
                 f"`rollouts run --refresh {self.stage}` makes it again",
             ]
-        return []
+        return place
 
 
-def explain(plan: Plan, store: Store) -> list[Explanation]:
-    """One explanation per stage, in order."""
-    manifests = store.manifests()
-    return [explain_stage(stage, store, manifests) for stage in plan.stages]
+def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
+    """One explanation per stage, in order, for a run `on` a machine. What lies there counts as cached."""
+    manifests = all_manifests(store)
+    there = _seen_on(on, store)
+    return [explain_stage(stage, store, manifests, there) for stage in plan.stages]
 
 
-def explain_stage(stage: Stage, store: Store, manifests: Sequence[Manifest]) -> Explanation:
-    if store.has(stage.artifact):
-        made_with, today = store.manifest(stage.artifact).provenance.code, code_fingerprint(stage.module)
+def all_manifests(store: Store) -> list[Manifest]:
+    """Of the artifacts in the store, and of those that were seen on other machines."""
+    seen = [manifest for manifests in seen_elsewhere(store.home).values() for manifest in manifests]
+    return [*store.manifests(), *seen]
+
+
+def explain_stage(
+    stage: Stage, store: Store, manifests: Sequence[Manifest], there: Mapping[ArtifactId, tuple[str, Manifest]] = {}
+) -> Explanation:
+    """`there`: what was seen on the machine that the stage is to run on."""
+    here = store.manifest(stage.artifact) if store.has(stage.artifact) else None
+    if here is not None or stage.artifact in there:
+        machine, manifest = ("", here) if here is not None else there[stage.artifact]
+        made_with, today = manifest.provenance.code, code_fingerprint(stage.module)
         changed = sorted(path for path in {*made_with, *today} if made_with.get(path) != today.get(path))
-        return Explanation(stage.name, stage.key, "cached", None, (), tuple(changed))
+        return Explanation(stage.name, stage.key, "cached", None, (), tuple(changed), machine)
+    for name, seen in seen_elsewhere(store.home).items():
+        if any(manifest.artifact == stage.artifact for manifest in seen):
+            because = (Difference("elsewhere", name, None, None),)
+            return Explanation(stage.name, stage.key, "to run", None, because, ())
     others = [manifest for manifest in manifests if _kind(manifest) == stage.kind]
     if not others:
         return Explanation(stage.name, stage.key, "to run", None, (Difference("first", stage.kind, None, None),), ())
     compared = [(_differences(stage, manifest, manifests), manifest) for manifest in others]
     because, nearest = min(compared, key=lambda pair: _distance(stage, *pair))
     return Explanation(stage.name, stage.key, "to run", nearest.artifact.directory, tuple(because), ())
+
+
+def _seen_on(on: MachineConfig, store: Store) -> dict[ArtifactId, tuple[str, Manifest]]:
+    if on.kind == "local" or store.url is not None:
+        return {}
+    seen = seen_elsewhere(store.home)
+    machines = [on.name] if on.name else list(seen)
+    return {manifest.artifact: (name, manifest) for name in machines for manifest in seen.get(name, [])}
 
 
 def _distance(stage: Stage, differences: Sequence[Difference], manifest: Manifest) -> tuple[int, bool, str]:

@@ -2,19 +2,18 @@
 
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rollouts_core.observe.metrics import JSONLLogger, keep_steps
 from rollouts_core.stages.stage import Stage, canonical_spec
-from rollouts_core.store.fingerprint import code_fingerprint, installed_versions
+from rollouts_core.store.fingerprint import code_fingerprint, git_commit, installed_versions
 from rollouts_core.store.identity import refuse_changed
 from rollouts_core.store.making import making
 from rollouts_core.store.manifest import Provenance
@@ -106,7 +105,7 @@ def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[s
         inputs={role: artifact.key for role, artifact in stage.inputs.items()},
         external={role: external.identity for role, external in stage.external.items()},
         code=code_fingerprint(stage.module),
-        git_commit=_git_commit(),
+        git_commit=git_commit(),
         libraries=installed_versions(LIBRARIES),
         host={
             "platform": platform.platform(),
@@ -119,17 +118,3 @@ def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[s
         summary=summary,
         places={role: external.location for role, external in stage.external.items()},
     )
-
-
-@cache
-def _git_commit() -> str | None:
-    """The commit of this code, with + for uncommitted changes; None outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+"],
-            cwd=here, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit.stdout.strip()

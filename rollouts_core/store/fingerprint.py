@@ -6,12 +6,15 @@ Comments, docstrings and formatting do not count: each file is hashed as its syn
 
 import ast
 import hashlib
+import os
+import subprocess
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = "rollouts_core"
+COMMIT_VARIABLE = "ROLLOUTS_COMMIT"
 ROOT = Path(__file__).parent.parent
 
 
@@ -44,6 +47,25 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def git_commit() -> str | None:
+    """The commit of this code, with + for uncommitted changes; None outside a checkout.
+
+    Where the code was sent to a machine, the variable ROLLOUTS_COMMIT says it.
+    """
+    if sent := os.environ.get(COMMIT_VARIABLE):
+        return sent
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip()
 
 
 @cache

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from infra.errors import JobFailed
-from infra.jobs import LogLine, MachineSession, Progress, make_in_job
+from infra.follow import LogLine
+from infra.jobs import MachineSession, Progress, make_in_job
 from infra.local import LocalMachine
+from infra.machine import Offsets
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import from_data
 from rollouts_core.errors import StoreUnavailable
@@ -28,7 +30,7 @@ from tests.conftest import job_process
 def session(pipeline_config: PipelineConfig, tmp_path: Path) -> MachineSession:
     store = LocalStore(tmp_path / "store")
     run = open_run(store, pipeline_config, [], None)
-    return MachineSession(LocalMachine(store.home / "jobs"), store, pipeline_config.machine, run)
+    return MachineSession(LocalMachine(store), store, pipeline_config.machine, run)
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_whoever_stops_waiting_ends_the_job(stages: Plan, session: MachineSessio
     events = make_in_job(stages.sft, [stages.sft], session)
     next(events)
     events.close()
-    assert session.machine.poll(stages.sft.artifact.directory).reason == "cancelled"
+    assert session.machine.watch(stages.sft.artifact.directory, Offsets(), 0.0).status.reason == "cancelled"
     assert not session.store.has(stages.sft.artifact)
 
 
@@ -83,7 +85,7 @@ def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bi
     stage = stages.sft
     list(make_in_job(stages.tokenize, [stages.tokenize], session))
     other = tmp_path / "other"
-    elsewhere = replace(session, store=LocalStore(other), machine=LocalMachine(other / "jobs"), cursors={})
+    elsewhere = replace(session, store=LocalStore(other), machine=LocalMachine(LocalStore(other)), cursors={})
     for undisturbed in (stages.tokenize, stage):
         list(make_in_job(undisturbed, [undisturbed], elsewhere))
 

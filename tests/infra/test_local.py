@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from infra.local import LocalMachine
-from infra.machine import Job, JobStatus
+from infra.machine import Job, JobStatus, Offsets
+from rollouts_core.store.local import LocalStore
 
 DEADLINE = 20.0
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> LocalMachine:
-    return LocalMachine(tmp_path / "jobs")
+    return LocalMachine(LocalStore(tmp_path))
 
 
 def shell(script: str, name: str = "job", **limits: float) -> Job:
@@ -32,9 +33,17 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def status_of(machine: LocalMachine, name: str) -> JobStatus:
+    return machine.watch(name, Offsets(), 0.0).status
+
+
+def log(machine: LocalMachine, offset: int = 0) -> bytes:
+    return machine.watch("job", Offsets(log=offset), 0.0).log
+
+
 def ended(machine: LocalMachine, name: str = "job") -> JobStatus:
-    until(lambda: machine.poll(name).state != "running")
-    return machine.poll(name)
+    until(lambda: status_of(machine, name).state != "running")
+    return status_of(machine, name)
 
 
 def alive(pid: int) -> bool:
@@ -45,23 +54,23 @@ def alive(pid: int) -> bool:
 
 
 def test_a_job_leaves_its_log_spec_and_exit_status(machine: LocalMachine, tmp_path: Path) -> None:
-    assert machine.poll("job").state == "absent"
+    assert status_of(machine, "job").state == "absent"
     machine.start(shell("echo out; echo err >&2; exit 3"))
     status = ended(machine)
     assert (status.state, status.exit_status, status.reason) == ("finished", 3, "exited")
-    assert machine.read("job", "log", 0) == b"out\nerr\n"
-    assert machine.read("job", "log", 4) == b"err\n"
+    assert log(machine) == b"out\nerr\n"
+    assert log(machine, 4) == b"err\n"
     assert json.loads((tmp_path / "jobs" / "job" / "spec.json").read_text()) == {"what": "spec"}
     assert (tmp_path / "jobs" / "job").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_second_start_attaches(machine: LocalMachine) -> None:
     machine.start(shell("echo begun; sleep 30"))
-    until(lambda: machine.read("job", "log", 0))
+    until(lambda: log(machine))
     for _ in range(3):
         machine.start(shell("echo begun; sleep 30"))
     machine.cancel("job")
-    assert machine.read("job", "log", 0) == b"begun\n"
+    assert log(machine) == b"begun\n"
 
 
 def test_a_finished_job_starts_anew_and_its_output_follows_on(machine: LocalMachine) -> None:
@@ -69,7 +78,7 @@ def test_a_finished_job_starts_anew_and_its_output_follows_on(machine: LocalMach
     ended(machine)
     machine.start(shell("echo two"))
     assert ended(machine).exit_status == 0
-    assert machine.read("job", "log", 0) == b"one\ntwo\n"
+    assert log(machine) == b"one\ntwo\n"
     assert machine.attempt("job").log == 4
 
 
@@ -78,8 +87,16 @@ def test_cancelling_ends_the_whole_group_even_what_ignores_the_request(machine: 
     machine.start(shell(f"trap '' TERM; (trap '' TERM; sleep 60) & echo $! $$ > {pids}; wait; sleep 60"))
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     machine.cancel("job")
-    assert machine.poll("job").reason == "cancelled"
+    assert status_of(machine, "job").reason == "cancelled"
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+
+def test_cancelling_ends_what_has_left_the_group(machine: LocalMachine, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    machine.start(shell(f"setsid sh -c 'echo $$ > {pid}; sleep 60' & sleep 60"))
+    until(lambda: pid.exists() and pid.read_text().strip())
+    machine.cancel("job")
+    assert not alive(int(pid.read_text()))
 
 
 def test_cancelling_what_does_not_run_is_harmless(machine: LocalMachine) -> None:
@@ -87,24 +104,24 @@ def test_cancelling_what_does_not_run_is_harmless(machine: LocalMachine) -> None
     machine.start(shell("true"))
     ended(machine)
     machine.cancel("job")
-    assert machine.poll("job").reason == "exited"
+    assert status_of(machine, "job").reason == "exited"
 
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [({"time_limit": 0.3}, "time limit"), ({"unattended_limit": 0.3}, "unattended")],
 )
-def test_limits_end_a_job(machine: LocalMachine, limits: dict[str, float], reason: str) -> None:
+def test_limits_end_a_job(machine: LocalMachine, tmp_path: Path, limits: dict[str, float], reason: str) -> None:
     machine.start(shell("sleep 60", **limits))
+    until((tmp_path / "jobs" / "job" / "status.json").exists)  # nobody asks the machine meanwhile
     assert ended(machine).reason == reason
 
 
 def test_an_attended_job_goes_on(machine: LocalMachine) -> None:
     machine.start(shell("sleep 3", unattended_limit=2.0))
-    while machine.poll("job").state == "running":
-        machine.attend("job")
-        time.sleep(0.05)
-    assert machine.poll("job").reason == "exited"
+    while status_of(machine, "job").state == "running":
+        time.sleep(0.05)  # asking is attending
+    assert status_of(machine, "job").reason == "exited"
 
 
 def test_a_job_killed_by_a_signal_says_which(machine: LocalMachine) -> None:
@@ -122,7 +139,7 @@ def test_while_anything_of_a_killed_job_lives_nothing_starts_in_its_place(
     command, runner = map(int, pid.read_text().split())
     os.kill(runner, signal.SIGKILL)
     until(lambda: not alive(runner))
-    assert machine.poll("job").state == "running"
+    assert status_of(machine, "job").state == "running"
     os.kill(command, signal.SIGKILL)
     until(lambda: not alive(command))
     assert ended(machine).state == "lost"
@@ -137,7 +154,7 @@ def test_a_job_outlives_the_process_that_started_it(machine: LocalMachine, tmp_p
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(starter, 0)
     assert ended(machine).exit_status == 0
-    assert machine.read("job", "log", 0) == b"done\n"
+    assert log(machine) == b"done\n"
 
 
 def test_a_command_whose_pulse_stands_still_is_ended(machine: LocalMachine, tmp_path: Path) -> None:
@@ -150,8 +167,8 @@ def test_a_command_whose_pulse_stands_still_is_ended(machine: LocalMachine, tmp_
 def test_a_paused_command_is_ended_as_well(machine: LocalMachine, tmp_path: Path) -> None:
     script = f"while true; do touch {tmp_path}/jobs/job/pulse; echo $$; sleep 0.1; done"
     machine.start(shell(script, stall_limit=1.0))
-    until(lambda: machine.read("job", "log", 0))
-    pid = int(machine.read("job", "log", 0).split()[0])
+    until(lambda: log(machine))
+    pid = int(log(machine).split()[0])
     os.kill(pid, signal.SIGSTOP)
     assert ended(machine).reason == "stalled"
     assert not alive(pid)

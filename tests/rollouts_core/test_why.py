@@ -48,7 +48,10 @@ def publish(store: LocalStore, stage: Stage) -> None:
 
 
 def explained(config: dict[str, Any], store: LocalStore) -> dict[str, Explanation]:
-    return {explanation.stage: explanation for explanation in explain(plan(from_data(config)), store)}
+    return {
+        explanation.stage: explanation
+        for explanation in explain(plan(from_data(config)), store, from_data(config).machine)
+    }
 
 
 def test_unchanged_everything_is_cached_and_nothing_is_to_be_said(

@@ -92,7 +92,7 @@ def test_a_stage_is_recorded_and_announced(run: RunLog, announced: list[Event]) 
 
 def test_the_wrong_artifact_is_not_taken(pipeline_config: PipelineConfig, run: RunLog, tmp_path: Path) -> None:
     stages = plan(pipeline_config)
-    session = MachineSession(LocalMachine(tmp_path / "jobs"), LocalStore(tmp_path), pipeline_config.machine, run)
+    session = MachineSession(LocalMachine(LocalStore(tmp_path)), LocalStore(tmp_path), pipeline_config.machine, run)
     assert stages.sft is not None
     with pytest.raises(ValueError, match="sft is not made from rl-1"):
         make(stages.sft, [stages.sft], session, ArtifactRef(stages.rl[0].artifact))

@@ -13,8 +13,14 @@ in a session and process group of its own, and keeps these files beside it:
 
 Decision: the lock is the kernel's (`flock`), and the command inherits it. While anything of the job lives, however the
 rest was killed, the lock is held and nothing else can start in its place; when all of it is gone, it is free.
+
+Decision: the runner is the reaper of all that its command leaves behind (Linux), so that a process which left the
+group, as servers' workers do, is ended with the rest.
+
+The command's additional environment comes over standard input, as JSON: secrets are in no argument and in no file.
 """
 
+import ctypes
 import fcntl
 import json
 import os
@@ -29,7 +35,11 @@ GRACE = 5.0
 """Seconds between TERM and KILL."""
 
 
+PR_SET_CHILD_SUBREAPER = 36
+
+
 def main(directory: str) -> int:
+    environment: dict[str, str] = json.load(sys.stdin)
     os.chdir(directory)
     reader, writer = os.pipe()
     if os.fork():
@@ -44,11 +54,14 @@ def main(directory: str) -> int:
         os.write(writer, b"already")
         return 0
     _begin_attempt()
-    process = _start(lock)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    process = _start(lock, environment)
     os.write(writer, b"running")
     os.close(writer)
     reason = _watch(process)
     _end_group(process)
+    _end_orphans()
     _write_json("status.json", {"exit_status": process.returncode, "reason": reason, "ended_at": time.time()})
     return 0
 
@@ -76,7 +89,7 @@ def _begin_attempt() -> None:
         _touch(name)
 
 
-def _start(lock: int) -> "subprocess.Popen[bytes]":
+def _start(lock: int, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     job = _read_json("job.json")
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -89,7 +102,7 @@ def _start(lock: int) -> "subprocess.Popen[bytes]":
         stderr=log,
         start_new_session=True,
         pass_fds=[lock],
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **environment},
     )
     os.close(log)
     return process
@@ -128,6 +141,25 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait()
+
+
+def _end_orphans() -> None:
+    """Kill what left the group; the kernel has made it this process's child."""
+    end = time.monotonic() + GRACE
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as children:
+                orphans = [int(child) for child in children.read().split()]
+        except OSError:
+            return
+        for orphan in orphans:
+            try:
+                os.kill(orphan, signal.SIGKILL)
+                os.waitpid(orphan, 0)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+        if not orphans:
+            return
 
 
 def _touch(name: str) -> None:

@@ -1,0 +1,299 @@
+"""A host's end of the connection: answers requests over standard input and output.
+
+    serve WORK              requests, one after another, until the connection ends
+    receive WORK INCOMING   frames of a tree, over standard input
+    send WORK PLACE         the frames that standard input asks for
+    runner DIRECTORY        watches over one job (see `runner`)
+    environment DIRECTORY   builds an environment (see `environment`)
+
+A request is a length and JSON, `{"call": ..., "arguments": {...}}`; the answer `{"value": ...}` or
+`{"error": kind, "message": ...}`. Every call may be made twice: an answer that was lost is asked for again.
+
+Layout below WORK, which is this user's alone:
+
+    agent/, code/, environments/, wheels/, inputs/   what was sent or built, by digest
+    incoming/                                        what is being sent
+    leases/                                          who has which GPU
+    store/                                           artifacts, jobs and partial work (see rollouts_core.store)
+    alive                                            touched while something here is wanted or runs
+
+Decision: the agent lives as long as its connection and keeps nothing in memory. Jobs are not its children.
+"""
+
+import base64
+import errno
+import json
+import os
+import select
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.host import environment, jobs, leases, runner, trees
+from infra.host.facts import facts
+from rollouts_core.store.flush import flush
+
+IDLE_SECONDS = 120.0
+IMPORT_SECONDS = 280.0
+MAX_REQUEST = 256 * 2**20
+LENGTH = struct.Struct(">I")
+SHELVES = {"artifacts": "store/artifacts", "code": "code", "inputs": "inputs", "wheels": "wheels"}
+
+
+def main(arguments: list[str]) -> int:
+    os.umask(0o077)
+    command, place = arguments[0], arguments[1]
+    if command == "runner":
+        return runner.main(place)
+    if command == "environment":
+        return environment.main(Path(place))
+    if command == "serve":
+        return serve(Path(place))
+    try:
+        if command == "receive":
+            entries = json.loads((Path(place) / arguments[2] / "entries.json").read_text())
+            trees.receive(Path(place) / arguments[2], entries, _read_or_end)
+            print(json.dumps({"value": True}))
+        elif command == "send":
+            _send(Path(place) / arguments[2])
+    except (OSError, trees.BadTree, EOFError) as error:
+        print(json.dumps(_error(error)), file=sys.stderr if command == "send" else sys.stdout)
+        return 1
+    return 0
+
+
+def serve(work: Path) -> int:
+    """Answer until the other side is gone, or silent for `IDLE_SECONDS`."""
+    while (request := _request()) is not None:
+        try:
+            answer: dict[str, Any] = {"value": CALLS[request["call"]](work, **request["arguments"])}
+        except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree) as error:
+            answer = _error(error)
+        data = json.dumps(answer).encode()
+        _write(LENGTH.pack(len(data)) + data)
+    return 0
+
+
+def start(work: Path, job: Mapping[str, Any], variables: Mapping[str, str], lease: str | None, token: str) -> bool:
+    """Start a job on a lease; False when the lease has lapsed."""
+    if lease is not None and not leases.use(work / "leases", _name(lease), _name(token), _name(job["name"])):
+        return False
+    jobs.start(work / "store" / "jobs", {**job, "name": _name(job["name"])}, jobs.runner_command(), variables)
+    return True
+
+
+def watch(work: Path, job: str, log: int, metrics: int, wait: float) -> dict[str, Any]:
+    status, lines, values = jobs.watch(work / "store" / "jobs", _name(job), log, metrics, wait)
+    return {"status": status, "log": base64.b64encode(lines).decode(), "metrics": base64.b64encode(values).decode()}
+
+
+def offer(work: Path, shelf: str, name: str, entries: list[trees.Entry]) -> dict[str, Any]:
+    """`there`, or what is `missing` and where it is to go (`incoming`, below WORK)."""
+    if (work / SHELVES[shelf] / _name(name)).exists() and (shelf != "artifacts" or artifact(work, name)):
+        return {"there": True}
+    incoming = f"incoming/{shelf}-{name}-{trees.tree_name(entries)}"
+    known = _known(work) if shelf == "artifacts" else {}
+    return {"there": False, "incoming": incoming, "missing": trees.begin(work / incoming, entries, known)}
+
+
+def settle(work: Path, shelf: str, name: str, entries: list[trees.Entry], manifest: str | None) -> list[str]:
+    """Verify what came and move it into place; the names of damaged files, of which there should be none."""
+    incoming = work / "incoming" / f"{shelf}-{_name(name)}-{trees.tree_name(entries)}"
+    target = work / SHELVES[shelf] / name
+    if not incoming.exists():
+        return []
+    if damaged := trees.finish(incoming, entries):
+        return damaged
+    for path, _, _ in entries:
+        (incoming / "files" / path).chmod(0o444)
+    if manifest is None:
+        settled = incoming / "files"
+    else:
+        settled = incoming
+        (incoming / "manifest.json").write_text(manifest)
+        (incoming / "manifest.json").chmod(0o444)
+    flush([*settled.rglob("*"), settled])
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if target.exists() and shelf == "artifacts" and not artifact(work, name):
+        target.rename(work / "incoming" / f"damaged-{name}-{os.getpid()}")
+    try:
+        settled.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+    shutil.rmtree(incoming, ignore_errors=True)
+    return []
+
+
+def artifact(work: Path, name: str) -> str | None:
+    """The manifest of an artifact that is here with every file in its size."""
+    home = work / SHELVES["artifacts"] / _name(name)
+    try:
+        manifest = (home / "manifest.json").read_text()
+        files = json.loads(manifest)["files"]
+        whole = all((home / "files" / file["path"]).stat().st_size == file["size"] for file in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest if whole else None
+
+
+def artifacts(work: Path, names: list[str]) -> list[str]:
+    """Those of the named artifacts that are here."""
+    return [name for name in names if artifact(work, name)]
+
+
+def discard(work: Path, names: list[str]) -> None:
+    """Remove artifacts, and partial work on them."""
+    for name in names:
+        doomed = [work / SHELVES["artifacts"] / _name(name), *(work / "store" / "work").glob(f"{name}.*")]
+        for directory in doomed:
+            if directory.exists():
+                aside = work / "incoming" / f"discarded-{name}-{os.getpid()}"
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                directory.rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def built(work: Path, key: str) -> dict[str, Any] | None:
+    """What is in an environment, None when there is no such one."""
+    try:
+        found: dict[str, Any] = json.loads((work / "environments" / _name(key) / environment.NAME).read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def versions(work: Path, python: str) -> dict[str, str]:
+    """Distributions and their versions, as an interpreter has them."""
+    found: dict[str, str] = _printed(python, environment.VERSIONS)
+    return found
+
+
+def imports(work: Path, python: str, check: str) -> dict[str, Any]:
+    """What an interpreter prints when it imports what jobs need."""
+    found: dict[str, Any] = _printed(python, check)
+    return found
+
+
+def busy(work: Path) -> dict[str, Any]:
+    """Jobs that run, and leases."""
+    store_jobs = work / "store" / "jobs"
+    return {"jobs": jobs.running(store_jobs), "leases": leases.living(work / "leases", store_jobs)}
+
+
+def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
+    _name(ask["token"])
+    return leases.acquire(work / "leases", work / "store" / "jobs", ask)
+
+
+def renew(work: Path, lease: str | None, token: str) -> bool:
+    """Also keeps the connection's agent, and a rented host, from ending as idle."""
+    (work / "alive").touch()
+    return lease is None or leases.renew(work / "leases", _name(lease), _name(token))
+
+
+def release(work: Path, lease: str, token: str) -> None:
+    leases.release(work / "leases", work / "store" / "jobs", _name(lease), _name(token))
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "facts": facts,
+    "start": start,
+    "watch": watch,
+    "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
+    "cancel": lambda work, job: jobs.cancel(work / "store" / "jobs", _name(job)),
+    "busy": busy,
+    "acquire": acquire,
+    "renew": renew,
+    "release": release,
+    "artifact": artifact,
+    "artifacts": artifacts,
+    "discard": discard,
+    "built": built,
+    "versions": versions,
+    "imports": imports,
+    "offer": offer,
+    "settle": settle,
+}
+
+
+def _send(place: Path) -> None:
+    """Standard input names the files and the stretches that are wanted."""
+    wanted = json.loads(sys.stdin.buffer.read())
+    trees.refuse_bad_names(wanted["entries"])
+    for piece in trees.frames(place, wanted["entries"], wanted["stretches"]):
+        _write(piece)
+
+
+def _printed(python: str, code: str) -> Any:
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS)
+    if done.returncode:
+        lines = "\n".join(done.stderr.splitlines()[-5:])
+        raise jobs.JobError(f"{python} can't import what jobs need:\n{lines}")
+    return json.loads(done.stdout)
+
+
+def _known(work: Path) -> dict[str, Path]:
+    """Where a file of each digest lies, in the artifacts that are here."""
+    known: dict[str, Path] = {}
+    for manifest in (work / SHELVES["artifacts"]).glob("*/manifest.json"):
+        try:
+            files = json.loads(manifest.read_text())["files"]
+            known |= {file["sha256"]: manifest.parent / "files" / file["path"] for file in files if file["size"] > 4096}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return known
+
+
+def _name(name: str) -> str:
+    """Refuses what is no plain name, before it becomes part of a path."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise trees.BadTree(f"{name!r} is no name")
+    return name
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    text = f"{error.strerror}{where}" if isinstance(error, OSError) else str(error)
+    return {"error": "disk full" if full else "failed", "message": text}
+
+
+def _request() -> dict[str, Any] | None:
+    header = _exactly(LENGTH.size)
+    if header is None:
+        return None
+    (length,) = LENGTH.unpack(header)
+    if length > MAX_REQUEST:
+        return None
+    data = _exactly(length)
+    if data is None:
+        return None
+    request: dict[str, Any] = json.loads(data)
+    return request
+
+
+def _exactly(count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        piece = _read_or_end(count - len(data))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def _read_or_end(count: int) -> bytes:
+    """What has come, at most `count` bytes; none when the other side is gone or has been silent for too long."""
+    ready, _, _ = select.select([0], [], [], IDLE_SECONDS)
+    return os.read(0, count) if ready else b""
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

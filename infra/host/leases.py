@@ -1,0 +1,133 @@
+"""Who may use a host's GPUs, said by the host.
+
+    <root>/<id>/lease.json   GPUs, whom they were given to, the jobs that run on them
+    <root>/<id>/holders/<token>   touched by every run that uses the lease; its content names the run
+
+Decision: a lease lives while one of its holders has been heard of within `HOLD_SECONDS`, by the host's own clock, or
+one of its jobs runs. An orchestrator that dies leaves the GPUs to its job, which is what uses them; with neither, they
+are free. Whoever looks removes what is dead; there is no service to keep alive.
+
+Decision: a run that wants a job which already runs joins the lease of that job. A retry whose predecessor was killed
+finds its GPUs at once, and never waits for itself.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollouts_core.store.locks import is_held
+
+HOLD_SECONDS = 45.0
+
+
+def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
+    """Lease `gpus` of `total` GPUs to the run `token`: `lease`, `gpus` and `joined`; or `busy`, the leases in the way.
+
+    `ask` also has `who`, for people, and `jobs`, those that the run is about to want. Asking again is harmless.
+    """
+    with _alone(root):
+        leases = _living(root, jobs)
+        mine = [lease for lease in leases if ask["token"] in lease["holders"]]
+        shared = [lease for lease in leases if set(lease["running"]) & set(ask["jobs"])]
+        if mine or shared:
+            lease = (mine or shared)[0]
+            _hold(root / lease["lease"], ask["token"], ask["who"])
+            return {"lease": lease["lease"], "gpus": lease["gpus"], "joined": not mine}
+        taken = {gpu for lease in leases for gpu in lease["gpus"]}
+        free = [gpu for gpu in range(ask["total"]) if gpu not in taken]
+        if len(free) < ask["gpus"]:
+            return {"busy": [lease for lease in leases if lease["gpus"]]}
+        directory = root / secrets.token_hex(4)
+        (directory / "holders").mkdir(parents=True, mode=0o700)
+        gpus = free[: ask["gpus"]]
+        _write(directory, {"gpus": gpus, "who": ask["who"], "since": time.time(), "jobs": []})
+        _hold(directory, ask["token"], ask["who"])
+        return {"lease": directory.name, "gpus": gpus, "joined": False}
+
+
+def renew(root: Path, lease: str, token: str) -> bool:
+    """Say that the run still holds the lease; False when it has lapsed."""
+    holder = root / lease / "holders" / token
+    if not holder.exists():
+        return False
+    os.utime(holder)
+    return True
+
+
+def use(root: Path, lease: str, token: str, job: str) -> bool:
+    """Note that a job runs on the lease, before it is started; False when the lease has lapsed."""
+    with _alone(root):
+        if not renew(root, lease, token):
+            return False
+        held = json.loads((root / lease / "lease.json").read_text())
+        held["jobs"] = sorted({*held["jobs"], job})
+        _write(root / lease, held)
+        return True
+
+
+def release(root: Path, jobs: Path, lease: str, token: str) -> None:
+    """No longer hold it. With neither holder nor running job, its GPUs are free."""
+    with _alone(root):
+        (root / lease / "holders" / token).unlink(missing_ok=True)
+        _living(root, jobs)
+
+
+def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
+    """All leases: `lease`, `gpus`, `who`, `since`, `jobs`, `running` (jobs), `holders` (tokens)."""
+    with _alone(root):
+        return _living(root, jobs)
+
+
+def _living(root: Path, jobs: Path) -> list[dict[str, Any]]:
+    found = []
+    for directory in sorted(path for path in root.iterdir() if path.is_dir()):
+        for holder in (directory / "holders").glob("*"):
+            if time.time() - holder.stat().st_mtime > HOLD_SECONDS:
+                holder.unlink()
+        try:
+            lease = json.loads((directory / "lease.json").read_text())
+        except (OSError, ValueError):
+            lease = {"gpus": [], "who": "nobody", "since": 0.0, "jobs": []}
+        running = [job for job in lease["jobs"] if is_held(jobs / job / "lock")]
+        holders = sorted(holder.name for holder in (directory / "holders").glob("*"))
+        if running or holders:
+            found.append({**lease, "lease": directory.name, "running": running, "holders": holders})
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    return found
+
+
+def _hold(directory: Path, token: str, who: str) -> None:
+    (directory / "holders" / token).write_text(who)
+
+
+def _write(directory: Path, lease: dict[str, Any]) -> None:
+    unfinished = directory / "lease.json.unfinished"
+    unfinished.write_text(json.dumps(lease))
+    unfinished.replace(directory / "lease.json")
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """One at a time, for milliseconds; the kernel gives the lock back whatever happens."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def names(leases: Sequence[dict[str, Any]]) -> str:
+    """The leases, for a person who waits for them."""
+    said = []
+    for lease in leases:
+        what = f", running {lease['running'][0]}" if lease["running"] else ""
+        since = time.strftime("%H:%M:%S", time.gmtime(lease["since"]))
+        said.append(f"GPU {','.join(map(str, lease['gpus']))}: {lease['who']} since {since} UTC{what}")
+    return "; ".join(said)

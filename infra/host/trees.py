@@ -1,0 +1,231 @@
+"""Directories of files known by their digests, moved between machines in stretches. Both ends use this.
+
+    entries    (path, size, sha256) of every file
+    stretch    (index of the file, offset, length): what travels as one piece
+
+Where a tree is received:
+
+    files/          as far as they have come
+    entries.json    what they are to become
+    done            a line "index offset" for each stretch of a large file that is there
+
+Decision: a small file is there when it has its size; a large one is noted stretch by stretch, so several streams fill
+it at once and a broken transfer goes on where it stopped. Neither is believed: nothing is moved into place before every
+file's digest is right. Two that send the same tree write the same bytes to the same places.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+Entry = tuple[str, int, str]
+Stretch = tuple[int, int, int]
+
+STRETCH = 8 * 2**20
+PIECE = 2**17
+TAKEN = 2**20
+HEADER = struct.Struct(">IQI")
+END = 0xFFFFFFFF
+SYNC_FILE_RANGE_WRITE = 2
+_c = ctypes.CDLL(None)
+BATCH = 256
+HASHERS = min(8, os.cpu_count() or 1)
+
+
+class BadTree(Exception):
+    """Entries that name files outside their directory, or frames that do not belong to them."""
+
+
+def refuse_bad_names(entries: Sequence[Entry]) -> None:
+    """Raises `BadTree` for a name that would leave the directory, come twice, or be no file's."""
+    seen = set()
+    for path, size, sha256 in entries:
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path or str(PurePosixPath(path)) != path:
+            raise BadTree(f"{path!r} is no name of a file inside a directory")
+        if path in seen or size < 0 or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+            raise BadTree(f"{path!r} comes twice, or with no size or digest")
+        seen.add(path)
+
+
+def begin(incoming: Path, entries: Sequence[Entry], known: Mapping[str, Path]) -> list[Stretch]:
+    """Prepare to receive a tree; the stretches that are missing. `known`: digests of files that are here already."""
+    refuse_bad_names(entries)
+    files = incoming / "files"
+    for folder in {files, *((files / path).parent for path, _, _ in entries)}:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    unfinished = incoming / f"entries.json.{os.getpid()}"
+    unfinished.write_text(json.dumps(entries))
+    unfinished.replace(incoming / "entries.json")
+    done = _done(incoming)
+    missing: list[Stretch] = []
+    for index, (path, size, sha256) in enumerate(entries):
+        there = _size(files / path)
+        starts = range(0, size, STRETCH) or [0]
+        if there < 0 and _link(known.get(sha256), files / path):
+            done |= {(index, at) for at in starts}
+            continue
+        if size <= STRETCH and there != size:
+            missing.append((index, 0, size))
+        elif size > STRETCH:
+            missing += [(index, at, min(STRETCH, size - at)) for at in starts if (index, at) not in done]
+    _note(incoming, done)
+    return missing
+
+
+def frames(root: Path, entries: Sequence[Entry], stretches: Sequence[Stretch]) -> Iterator[bytes]:
+    """The stretches of the files below `root`, as they travel."""
+    for index, offset, length in stretches:
+        yield HEADER.pack(index, offset, length)
+        with open(root / entries[index][0], "rb", buffering=0) as file:
+            file.seek(offset)
+            while length:
+                piece = file.read(min(PIECE, length))
+                if not piece:
+                    raise BadTree(f"{entries[index][0]} is shorter than {entries[index][1]:,} bytes")
+                length -= len(piece)
+                yield piece
+    yield HEADER.pack(END, 0, 0)
+
+
+def receive(incoming: Path, entries: Sequence[Entry], read: Callable[[int], bytes]) -> None:
+    """Write frames to their places until they end. `read(n)` gives 1 to n bytes, and none when the other side is gone.
+
+    Raises `BadTree` for a frame outside the tree, EOFError when they stop before their end.
+    """
+    read = _buffered(read)
+    files = f"{incoming}/files"
+    done = os.open(incoming / "done", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        while True:
+            index, offset, length = HEADER.unpack(_exactly(read, HEADER.size))
+            if index == END:
+                return
+            if index >= len(entries) or offset + length > entries[index][1]:
+                raise BadTree("a frame does not belong to this tree")
+            _write_stretch(f"{files}/{entries[index][0]}", offset, length, read)
+            if entries[index][1] > STRETCH:
+                os.write(done, f"{index} {offset}\n".encode())
+    finally:
+        os.close(done)
+
+
+def finish(incoming: Path, entries: Sequence[Entry]) -> list[str]:
+    """Compare every file with its digest; those that differ are removed, and named. Then the tree is whole."""
+    batches = [entries[start : start + BATCH] for start in range(0, len(entries), BATCH)]
+    with ThreadPoolExecutor(HASHERS) as pool:
+        hashed = pool.map(lambda batch: [_digest(f"{incoming}/files/{path}") for path, _, _ in batch], batches)
+        digests = [digest for batch in hashed for digest in batch]
+    wrong = [index for index, entry in enumerate(entries) if digests[index] != entry[2]]
+    for index in wrong:
+        (incoming / "files" / entries[index][0]).unlink(missing_ok=True)
+    if wrong:
+        _note(incoming, {(index, at) for index, at in _done(incoming) if index not in wrong})
+        return [entries[index][0] for index in wrong]
+    for note in ("done", "entries.json"):
+        (incoming / note).unlink(missing_ok=True)
+    return []
+
+
+def tree_name(entries: Sequence[Entry]) -> str:
+    """A name that follows from the content."""
+    return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()[:16]
+
+
+def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], bytes]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.fstat(descriptor).st_nlink > 1:
+            raise BadTree(f"{path} is here already: nothing is written to it")
+        while length:
+            piece = read(min(TAKEN, length))
+            if not piece:
+                raise EOFError("the other side is gone")
+            view = memoryview(piece)
+            length -= len(piece)
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                offset += written
+                view = view[written:]
+        if offset > STRETCH // 2:
+            _write_back(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_back(descriptor: int) -> None:
+    """Let the disk begin now with what is to be flushed in the end anyway (Linux)."""
+    if sys.platform == "linux":
+        _c.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
+
+
+def _buffered(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """The same, asking for much at once: small files come by the dozen."""
+    rest = memoryview(b"")
+
+    def take(count: int) -> bytes:
+        nonlocal rest
+        if not rest:
+            rest = memoryview(read(TAKEN))
+        taken, rest = rest[:count], rest[count:]
+        return taken  # type: ignore[return-value]
+
+    return take
+
+
+def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = read(count - len(data))
+        if not piece:
+            raise EOFError("the other side is gone")
+        data += piece
+    return data
+
+
+def _link(known: Path | None, path: Path) -> bool:
+    if known is None:
+        return False
+    try:
+        os.link(known, path)
+    except OSError:
+        return False
+    return True
+
+
+def _note(incoming: Path, done: set[tuple[int, int]]) -> None:
+    unfinished = incoming / f"done.{os.getpid()}"
+    unfinished.write_text("".join(f"{index} {at}\n" for index, at in sorted(done)))
+    unfinished.replace(incoming / "done")
+
+
+def _done(incoming: Path) -> set[tuple[int, int]]:
+    try:
+        lines = (incoming / "done").read_text().splitlines()
+    except FileNotFoundError:
+        return set()
+    found = [line.split() for line in lines]
+    return {
+        (int(line[0]), int(line[1])) for line in found if len(line) == 2 and line[0].isdigit() and line[1].isdigit()
+    }
+
+
+def _digest(path: str) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

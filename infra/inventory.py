@@ -1,0 +1,125 @@
+"""The machines there are: a TOML file, one table per machine.
+
+[gpu1]
+host = "10.0.0.5"
+user = "me"
+gpus = 8
+labels = ["h100"]
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rollouts_core.errors import BadInput
+from rollouts_core.parts import part
+
+VARIABLE = "ROLLOUTS_MACHINES"
+
+
+@part
+class Host:
+    """How a machine is reached, and what it has."""
+
+    host: str = Field(min_length=1, pattern=r"^[^\s-]\S*$", description="Name or address.")
+    port: int = Field(default=22, ge=1, le=65535, description="Where its SSH server listens.")
+    user: str | None = Field(default=None, description="Whom to log in as; default: your name here.")
+    key: Path | None = Field(default=None, description="A private key; default: the SSH agent's, or those in ~/.ssh.")
+    known_hosts: Path = Field(default=Path("~/.ssh/known_hosts"), description="Where its host key is listed.")
+    jump: str | None = Field(default=None, description="Another machine of this file, to go through.")
+    work: str = Field(default="~/.rollouts", min_length=1, description="A directory there, for all that is kept there.")
+    python: str = Field(default="python3", min_length=1, description="Python 3.11 or later, there.")
+    environment: Literal["built", "own"] = Field(
+        default="built", description="built: made there from pins. own: what this Python already has is used."
+    )
+    requirements: Path | None = Field(
+        default=None, description="Pins to build from; default: the versions installed here of all that jobs need."
+    )
+    wheels: Path | None = Field(default=None, description="A directory of wheels here, for machines without network.")
+    gpus: int = Field(default=0, ge=0, description="How many GPUs may be used.")
+    gpu_memory_gb: float = Field(default=0.0, ge=0, description="Memory of each.")
+    labels: tuple[str, ...] = Field(default=(), description="Words that a config can ask for.")
+    address: str | None = Field(default=None, description="How other machines reach it; default: host.")
+
+
+def inventory_file() -> Path:
+    """`ROLLOUTS_MACHINES`, or machines.toml in the user's configuration directory."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rollouts" / "machines.toml"
+
+
+def load_inventory() -> dict[str, Host]:
+    """Every machine by its name; none where there is no file. Raises `BadInput` with every problem of the file."""
+    path = inventory_file()
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{path}: {error}") from None
+    found: dict[str, Host] = {}
+    problems = []
+    for name, table in tables.items():
+        try:
+            found[name] = _host(name, table)
+        except BadInput as error:
+            problems += [f"{name}: {problem.removeprefix('Host.')}" for problem in error.problems]
+    jumps = {name: host.jump for name, host in found.items() if host.jump}
+    problems += [
+        f"{name}: jump {jump!r} is no machine of this file" for name, jump in jumps.items() if jump not in tables
+    ]
+    problems += [f"{name}: its jumps lead back to it" for name in jumps if _leads_back(name, jumps)]
+    if problems:
+        raise BadInput(problems, str(path))
+    return found
+
+
+def find_host(name: str) -> Host:
+    """Raises `BadInput` when there is no such machine."""
+    inventory = load_inventory()
+    if name not in inventory:
+        known = f"there are {', '.join(sorted(inventory))}" if inventory else "it lists none"
+        raise BadInput(f"no machine {name!r} in {inventory_file()}: {known}; `rollouts machines add {name} --host ...`")
+    return inventory[name]
+
+
+def add_host(name: str, values: Mapping[str, Any]) -> Path:
+    """Append a machine to the file, which is returned. Raises `BadInput` for bad values or a name that is taken."""
+    path = inventory_file()
+    if name in load_inventory():
+        raise BadInput(f"{path} has a machine {name!r} already: edit it there")
+    _host(name, dict(values))
+    lines = [f"[{json.dumps(name)}]", *(f"{field} = {json.dumps(value)}" for field, value in values.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.read_text() if path.exists() else ""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(f"{before.rstrip()}\n\n".lstrip() + "\n".join(lines) + "\n")
+    unfinished.replace(path)
+    load_inventory()
+    return path
+
+
+def _host(name: str, table: Any) -> Host:
+    if not isinstance(table, dict):
+        raise BadInput(f"is no table: write [{name}] above its fields")
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise BadInput(f"{name!r} is no name for a machine: letters, digits, '-', '_' and '.'")
+    unknown = sorted(set(table) - {field.name for field in fields(Host)})
+    if unknown:
+        raise BadInput([f"{field}: no such field" for field in unknown])
+    return Host(**table)
+
+
+def _leads_back(name: str, jumps: Mapping[str, str]) -> bool:
+    at, seen = jumps.get(name), {name}
+    while at is not None and at not in seen:
+        seen.add(at)
+        at = jumps.get(at)
+    return at == name

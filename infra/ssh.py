@@ -1,0 +1,178 @@
+"""SSH connections, by paramiko.
+
+Decision: a host key that is unknown or has changed is refused, and the error gives the one line that would accept the
+key that was shown. No agent is forwarded.
+
+Decision: what a person must mend (keys, names, rights) is a `BadInput`; what may pass by itself (a network that is
+away, a host that boots) is `Unreachable`. Only the second is tried again.
+"""
+
+import base64
+import getpass
+import shlex
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+import paramiko
+
+from infra.errors import Unreachable
+from infra.inventory import Host, find_host
+from rollouts_core.errors import BadInput
+
+CONNECT_SECONDS = 10.0
+KEEPALIVE_SECONDS = 5
+SILENCE_SECONDS = 20.0
+"""A connection whose other end acknowledges nothing for this long is dead."""
+WINDOW = 2**24
+PACKET = 2**18
+"""What the other side may send at once; with the usual 32 KiB, receiving is four times slower."""
+BYTES_PER_KEY = 2**35
+"""AES-GCM is good for twice as much; paramiko's own limit renews keys every half gigabyte, and stalls doing so."""
+FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+
+
+@dataclass
+class Connection:
+    """A live connection, with those it goes through."""
+
+    name: str
+    client: paramiko.SSHClient
+    through: "Connection | None"
+
+    @property
+    def transport(self) -> paramiko.Transport:
+        transport = self.client.get_transport()
+        if transport is None or not transport.is_active():
+            raise Unreachable(f"{self.name}: the connection is closed")
+        return transport
+
+    def run(self, command: list[str]) -> paramiko.Channel:
+        """A channel to a command there; its standard input and output. Raises `Unreachable`."""
+        try:
+            channel = self.transport.open_session(WINDOW, PACKET, timeout=CONNECT_SECONDS)
+            channel.settimeout(SILENCE_SECONDS)
+            channel.exec_command(shlex.join(command))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise Unreachable(f"{self.name}: {_text(error)}") from None
+        return channel
+
+    def close(self) -> None:
+        with suppress(Exception):  # it may be long dead
+            self.client.close()
+        if self.through is not None:
+            self.through.close()
+
+
+def connect(name: str, host: Host) -> Connection:
+    """Raises `BadInput` for what a person must mend, `Unreachable` for what may pass."""
+    through = connect(host.jump, find_host(host.jump)) if host.jump else None
+    try:
+        return Connection(name, _client(name, host, through), through)
+    except BaseException:
+        if through is not None:
+            through.close()
+        raise
+
+
+def server_name(host: Host) -> str:
+    """As known-hosts files write it."""
+    return host.host if host.port == 22 else f"[{host.host}]:{host.port}"
+
+
+def _client(name: str, host: Host, through: Connection | None) -> paramiko.SSHClient:
+    client = paramiko.SSHClient()
+    known_hosts = host.known_hosts.expanduser()
+    try:
+        if known_hosts.exists():
+            client.load_host_keys(str(known_hosts))
+        client.set_missing_host_key_policy(_Refuse(name, host))
+        key = host.key.expanduser() if host.key else None
+        if key is not None and not key.is_file():
+            raise BadInput(f"{name}: there is no private key {key}")
+        client.connect(
+            host.host, host.port, host.user or getpass.getuser(),
+            key_filename=str(key) if key else None, look_for_keys=key is None, allow_agent=key is None,
+            timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS,
+            sock=_socket(host, through), transport_factory=_transport,
+        )  # fmt: skip
+    except BaseException as error:
+        client.close()
+        raise _explained(name, host, error) from None
+    transport = client.get_transport()
+    assert transport is not None, "connect has made one"
+    transport.set_keepalive(KEEPALIVE_SECONDS)
+    return client
+
+
+def _socket(host: Host, through: Connection | None) -> "socket.socket | paramiko.Channel":
+    if through is not None:
+        target = (host.host, host.port)
+        return through.transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=CONNECT_SECONDS)
+    made = socket.create_connection((host.host, host.port), CONNECT_SECONDS)
+    if sys.platform == "linux":
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
+    return made
+
+
+def _transport(sock: socket.socket, **options: object) -> paramiko.Transport:
+    """With a cipher that the processor does, where the other side has it, and room for fast links."""
+    transport = paramiko.Transport(sock, default_window_size=WINDOW, **options)
+    security = transport.get_security_options()
+    fast = [cipher for cipher in FAST_CIPHERS if cipher in security.ciphers]
+    security.ciphers = (*fast, *(cipher for cipher in security.ciphers if cipher not in fast))
+    transport.packetizer.REKEY_BYTES = BYTES_PER_KEY
+    return transport
+
+
+class _Refuse:
+    """What paramiko asks about a host key that it has not found in the known-hosts file."""
+
+    def __init__(self, name: str, host: Host) -> None:
+        self._name, self._host = name, host
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        raise BadInput(_key_problem(self._name, self._host, key, "is unknown", ""))
+
+
+def _explained(name: str, host: Host, error: BaseException) -> BaseException:
+    where = f"{name} ({host.host}:{host.port})"
+    user = host.user or getpass.getuser()
+    match error:
+        case BadInput() | Unreachable() | KeyboardInterrupt():
+            return error
+        case paramiko.BadHostKeyException():
+            forget = f"ssh-keygen -f {shlex.quote(str(host.known_hosts.expanduser()))} -R '{server_name(host)}' && "
+            return BadInput(_key_problem(name, host, error.key, "HAS CHANGED", forget))
+        case paramiko.PasswordRequiredException():
+            return BadInput(f"{where}: the private key {host.key or 'in ~/.ssh'} has a passphrase: ssh-add it")
+        case paramiko.AuthenticationException():
+            key = host.key or "from your SSH agent or ~/.ssh"
+            return BadInput(
+                f"{where} refuses {user} with the key {key}: put its public half into ~/.ssh/authorized_keys there, "
+                f"as `ssh-copy-id -p {host.port} {user}@{host.host}` does"
+            )
+        case paramiko.ssh_exception.UnknownKeyType() | paramiko.ssh_exception.InvalidHostKey():
+            return BadInput(f"{where}: {error}")
+        case socket.gaierror():
+            return BadInput(f"{where}: there is no host of that name ({error.strerror})")
+        case paramiko.SSHException() | OSError() | EOFError():
+            return Unreachable(f"{where}: {_text(error)}")
+    return error
+
+
+def _key_problem(name: str, host: Host, key: paramiko.PKey, what: str, forget: str) -> str:
+    digest = base64.b64encode(sha256(key.asbytes()).digest()).decode().rstrip("=")
+    line = f"{server_name(host)} {key.get_name()} {key.get_base64()}"
+    file = shlex.quote(str(host.known_hosts.expanduser()))
+    return (
+        f"{name} ({host.host}:{host.port}): its host key {key.get_name()} SHA256:{digest} {what}, so it is refused. "
+        f"Compare it with the host's own (`ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` there); if it is right, accept "
+        f"it with\n      {forget}echo '{line}' >> {file}"
+    )
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,170 @@
+"""Two hosts on this machine: network namespaces, each with a real sshd, joined to us by a bridge. Needs root.
+
+    us 10.113.0.1 --- bridge --- 10.113.0.2 host-a
+                            \\--- 10.113.0.3 host-b
+
+A link that is cut loses packets in silence, as a sleeping laptop's does.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+NETWORK = "10.113.0"
+BRIDGE = "rollouts-br"
+DEADLINE = 20.0
+
+
+@dataclass(frozen=True)
+class HostMachine:
+    """One host: its namespace, address and directory."""
+
+    name: str
+    address: str
+    directory: Path
+    client_key: Path
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    @property
+    def work(self) -> Path:
+        return self.directory / "work"
+
+    def run(self, *command: str, **options: object) -> "subprocess.CompletedProcess[str]":
+        """Run a command in the host's namespace."""
+        return subprocess.run(["ip", "netns", "exec", self.name, *command], check=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+    def cut(self) -> None:
+        _ip("link", "set", f"v-{self.name}", "down")
+
+    def mend(self) -> None:
+        _ip("link", "set", f"v-{self.name}", "up")
+
+    def processes(self) -> list[int]:
+        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def stop_sshd(self) -> None:
+        """The server and all its sessions; what was detached runs on."""
+        for pid in self.processes():
+            if b"sshd" in _command_line(pid):
+                _kill(pid)
+
+    def start_sshd(self) -> None:
+        subprocess.run(
+            ["ip", "netns", "exec", self.name, "/usr/sbin/sshd", "-f", str(self.directory / "sshd_config"),
+             "-E", str(self.directory / "sshd.log")], check=True,
+        )  # fmt: skip
+        end = time.monotonic() + DEADLINE
+        while True:
+            try:
+                socket.create_connection((self.address, 22), 1).close()
+                return
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def kill_everything(self) -> None:
+        while pids := self.processes():
+            for pid in pids:
+                _kill(pid)
+            time.sleep(0.02)
+
+    def reboot(self) -> None:
+        self.kill_everything()
+        time.sleep(1.0)
+        self.start_sshd()
+
+    def table(self, **fields: object) -> str:
+        """Its lines in an inventory."""
+        values = {
+            "host": self.address,
+            "user": "root",
+            "key": str(self.client_key),
+            "known_hosts": str(self.known_hosts),
+            "work": str(self.work),
+            **fields,
+        }
+        lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
+        return "\n".join([f"[{self.name}]", *lines, ""])
+
+
+@contextmanager
+def two_hosts(directory: Path) -> Iterator[tuple[HostMachine, HostMachine]]:
+    """Both hosts, up; gone with all their processes afterwards."""
+    key = directory / "client-key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    made = []
+    _remove_network()
+    try:
+        _ip("link", "add", BRIDGE, "type", "bridge")
+        _ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
+        _ip("link", "set", BRIDGE, "up")
+        for number, name in enumerate(("host-a", "host-b"), 2):
+            made.append(_make(HostMachine(name, f"{NETWORK}.{number}", directory / name, key)))
+        yield made[0], made[1]
+    finally:
+        for host in made:
+            host.kill_everything()
+        _remove_network()
+
+
+def _make(host: HostMachine) -> HostMachine:
+    host.directory.mkdir()
+    host_key = host.directory / "host-key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key)], check=True)
+    public = host_key.with_suffix(".pub").read_text().split()
+    host.known_hosts.write_text(f"{host.address} {public[0]} {public[1]}\n")
+    shutil.copyfile(host.client_key.with_suffix(".pub"), host.directory / "authorized_keys")
+    (host.directory / "sshd_config").write_text(
+        f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {host.directory}/authorized_keys\n"
+        f"PidFile {host.directory}/sshd.pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+        f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\n"
+        f"SetEnv HOME={host.directory}\n"
+    )
+    _ip("netns", "add", host.name)
+    _ip("link", "add", f"v-{host.name}", "type", "veth", "peer", "name", "eth0", "netns", host.name)
+    _ip("link", "set", f"v-{host.name}", "master", BRIDGE)
+    _ip("link", "set", f"v-{host.name}", "up")
+    host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
+    host.run("ip", "link", "set", "eth0", "up")
+    host.run("ip", "link", "set", "lo", "up")
+    host.start_sshd()
+    return host
+
+
+def _remove_network() -> None:
+    for name in ("host-a", "host-b"):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int) else f'"{value}"'
