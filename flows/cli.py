@@ -1,4 +1,4 @@
-"""The command line: `rollouts run | plan | runs | show | diff | lineage | verify | pin | gc`.
+"""The command line: `rollouts run | plan | logs | cancel | runs | show | machines | diff | lineage | ...`.
 
 Only what a command needs is imported: `plan` answers in a fraction of a second and loads neither torch nor Prefect.
 """
@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flows import housekeeping
+from flows import housekeeping, machines
 from flows.preflight import check_inputs, place_store, store_named, store_of
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import load_config
@@ -46,6 +46,7 @@ def run_command(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "rollouts.machines")
     from flows.post_train import post_train
     from flows.server import connect_prefect
     from flows.terminal import print_record, stages_shown
@@ -79,6 +80,18 @@ def plan_command(options: argparse.Namespace) -> int:
         for line in further:
             print(f"{'':<43} {line}")
     return 0
+
+
+def logs_command(options: argparse.Namespace) -> int:
+    from flows.following import print_logs
+
+    return print_logs(options)
+
+
+def cancel_command(options: argparse.Namespace) -> int:
+    from flows.following import cancel_run
+
+    return cancel_run(options)
 
 
 def runs_command(options: argparse.Namespace) -> int:
@@ -130,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         "--refresh", action="append", default=[], metavar="STAGE", help="make a stage, and what depends on it, again"
     )
     add("plan", plan_command, "say which stages are cached, which are to run, and why", configured)
+    logs = add("logs", logs_command, "print what a run's jobs have printed", shared)
+    logs.add_argument("run", metavar="RUN")
+    logs.add_argument("stage", metavar="STAGE", nargs="?", help="of this stage only")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    cancel = add("cancel", cancel_command, "end a run and all its jobs, wherever they run", shared)
+    cancel.add_argument("run", metavar="RUN")
+    _add_machines(commands, shared)
     add("runs", runs_command, "list runs, the latest first", shared)
     show = add("show", show_command, "show one run", shared)
     show.add_argument("run", metavar="RUN", help="a run's id, or how it begins")
@@ -148,6 +168,20 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument("--keep-last", type=int, metavar="N", help="keep the last N runs of each name; default: all runs")
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     return parser
+
+
+def _add_machines(commands: Any, shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("machines", help="the machines that runs may use", description="The inventory.")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    listed = actions.add_parser("ls", parents=[shared], help="list them")
+    listed.set_defaults(command=machines.ls_command)
+    checked = actions.add_parser("check", parents=[shared], help="say whether one is fit, and what to do if not")
+    checked.add_argument("name", metavar="NAME")
+    checked.set_defaults(command=machines.check_command)
+    added = actions.add_parser("add", parents=[shared], help="add one")
+    added.add_argument("name", metavar="NAME")
+    machines.add_fields(added)
+    added.set_defaults(command=machines.add_command)
 
 
 def _config(options: argparse.Namespace) -> PipelineConfig:

@@ -114,8 +114,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     if job.name not in session.cursors:
         begun = machine.attempt(job.name)
         session.cursors[job.name] = Cursor(begun.log, begun.metrics, found)
-        session.run.job(stage.name, machine.name, job.name, begun.log)
     cursor = session.cursors[job.name]
+    session.run.job(stage.name, machine.name, job.name, cursor.log)
     end = time.monotonic() + job.time_limit + LIMIT_MARGIN
     patience = session.settings.unreachable_limit_hours * 3600
     ended = False

@@ -10,11 +10,12 @@ most, to bring results home.
 import getpass
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from infra.check import refuse_unfit
 from infra.errors import MachineError, Unreachable
-from infra.inventory import Host
+from infra.inventory import Host, find_host, load_inventory
 from infra.jobs import MachineSession, job_name
 from infra.local import LocalMachine
 from infra.machine import Machine
@@ -28,6 +29,10 @@ from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
+
+RENTED = "rollouts-"
+"""How the names of rented machines begin."""
+REACH_SECONDS = 60.0
 
 
 def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
@@ -49,7 +54,7 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     provider: Provider | None = None
     if settings.kind == "sky":
         provider = SkyPilot()
-        name = f"rollouts-{plan.stages[-1].key[:12]}"
+        name = f"{RENTED}{plan.stages[-1].key[:12]}"
         yield f"renting {name} ({settings.accelerator or 'no GPU'})"
         candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
     else:
@@ -81,6 +86,21 @@ def release_machine(session: MachineSession) -> None:
         in_use = session.machine.release()
         if session.provider is not None and not in_use:
             session.provider.down(session.machine.name)
+
+
+@contextmanager
+def reach_machine(name: str, store: Store) -> Iterator[Machine]:
+    """A machine that a run used, for whoever asks for its jobs later. Raises `BadInput` when it is not known here."""
+    if name == LocalMachine.name:
+        yield LocalMachine(store)
+        return
+    host = load_inventory().get(name) or (SkyPilot().find(name) if name.startswith(RENTED) else find_host(name))
+    remote = Remote(name, host, REACH_SECONDS)
+    machine = SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
+    try:
+        yield machine
+    finally:
+        machine.release()
 
 
 def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:

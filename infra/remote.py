@@ -21,7 +21,7 @@ from infra.host.agent import LENGTH, MAX_REQUEST
 from infra.inventory import Host
 from infra.loader import MARK
 from infra.shipping import agent_archive, load_command
-from infra.ssh import CONNECT_SECONDS, Connection, connect
+from infra.ssh import CONNECT_SECONDS, PACKET, WINDOW, Connection, connect
 from rollouts_core.errors import BadInput
 
 FIRST_PATIENCE = 20.0
@@ -89,6 +89,22 @@ class Remote:
             assert shared is not None, "connecting makes one"
         with contextlib.closing(shared.run(self.command(*arguments))) as channel:
             yield channel
+
+    def open_port(self, port: int) -> paramiko.Channel:
+        """A channel to a port of the host's loopback. Raises `Unreachable`, `MachineError` when nothing listens."""
+        with self._turn:
+            if self._channel is None:
+                self._channel = self._connect()
+            shared = self._connection
+            assert shared is not None, "connecting makes one"
+        try:
+            target = ("127.0.0.1", port)
+            return shared.transport.open_channel("direct-tcpip", target, target, WINDOW, PACKET, CONNECT_SECONDS)
+        except paramiko.ChannelException as error:
+            raise MachineError(f"{self.name}: nothing answers on port {port}: {error}") from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            self.close()
+            raise Unreachable(f"{self.name}: {str(error) or type(error).__name__}") from None
 
     def command(self, *arguments: str) -> list[str]:
         """A command line that runs a part of the agent there."""

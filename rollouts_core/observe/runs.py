@@ -21,7 +21,7 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import save_config
 from rollouts_core.errors import BadInput, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
-from rollouts_core.store.locks import is_held, try_lock
+from rollouts_core.store.locks import born, is_held, try_lock
 from rollouts_core.store.objects import Objects
 from rollouts_core.store.store import Store
 
@@ -168,13 +168,19 @@ def open_run(
     runs, shared = store.home / "runs", store.objects if store.url else None
     for record in list_runs(store.home):
         if flow_run_id is not None and record.flow_run_id == flow_run_id:
-            return RunLog(runs / record.run_id, replace(record, state="Running", error=None), shared)
+            again = replace(record, state="Running", error=None, process=this_process())
+            return RunLog(runs / record.run_id, again, shared)
     run_id = f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     directory = runs / run_id
     directory.mkdir(parents=True)
     save_config(config, directory / "config.json")
     stages = tuple(StageRecord(name, key) for name, key in planned)
-    return RunLog(directory, RunRecord(run_id, config.name, "Running", _now(), 0.0, flow_run_id, stages), shared)
+    record = RunRecord(run_id, config.name, "Running", _now(), 0.0, flow_run_id, stages, process=this_process())
+    return RunLog(directory, record, shared)
+
+
+def this_process() -> tuple[int, str]:
+    return os.getpid(), born(os.getpid())
 
 
 def list_runs(home: Path) -> list[RunRecord]:

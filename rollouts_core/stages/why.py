@@ -110,8 +110,8 @@ def explain_stage(
         return Explanation(stage.name, stage.key, "cached", None, (), tuple(changed), machine)
     for name, seen in seen_elsewhere(store.home).items():
         if any(manifest.artifact == stage.artifact for manifest in seen):
-            because = (Difference("elsewhere", name, None, None),)
-            return Explanation(stage.name, stage.key, "to run", None, because, ())
+            left = (Difference("elsewhere", name, None, None),)
+            return Explanation(stage.name, stage.key, "to run", None, left, ())
     others = [manifest for manifest in manifests if _kind(manifest) == stage.kind]
     if not others:
         return Explanation(stage.name, stage.key, "to run", None, (Difference("first", stage.kind, None, None),), ())

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rollouts_core.errors import LeaseLost, StoreError, StoreUnavailable
+from rollouts_core.store.locks import born
 from rollouts_core.store.objects import Objects
 
 LEASE_SECONDS = 60.0
@@ -203,12 +204,12 @@ def _encode(holder: Holder) -> bytes:
 
 def _this_process() -> Holder:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    return Holder(os.urandom(8).hex(), socket.gethostname(), _machine(), os.getpid(), _born(os.getpid()), since)
+    return Holder(os.urandom(8).hex(), socket.gethostname(), _machine(), os.getpid(), born(os.getpid()), since)
 
 
 def _is_dead(holder: Holder) -> bool:
     """Whether it ran on this machine and is gone. Of other machines nothing can be said."""
-    return bool(holder.machine) and holder.machine == _machine() and _born(holder.pid) != holder.born
+    return bool(holder.machine) and holder.machine == _machine() and born(holder.pid) != holder.born
 
 
 def _machine() -> str:
@@ -216,15 +217,6 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
-
-
-def _born(pid: int) -> str:
-    """The process's start, empty when there is none or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
 
 
 def _now() -> float:

@@ -20,3 +20,12 @@ def is_held(path: Path) -> bool:
             return not try_lock(file.fileno())
     except FileNotFoundError:
         return False
+
+
+def born(pid: int) -> str:
+    """The process's start, empty when there is none or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

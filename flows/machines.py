@@ -1,0 +1,77 @@
+"""The commands about machines: ls, check, add."""
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from infra.inventory import add_host, find_host, inventory_file, load_inventory
+
+MARKS = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
+
+
+def ls_command(options: argparse.Namespace) -> int:
+    inventory = load_inventory()
+    if options.json:
+        data = {name: {**asdict(host), "known_hosts": str(host.known_hosts)} for name, host in inventory.items()}
+        print(json.dumps(data, default=str))
+        return 0
+    if not inventory:
+        print(f"{inventory_file()} lists no machine: `rollouts machines add NAME --host ...`")
+    for name, host in inventory.items():
+        place = f"{host.user + '@' if host.user else ''}{host.host}{f':{host.port}' if host.port != 22 else ''}"
+        gpus = f"{host.gpus} x {host.gpu_memory_gb:g} GB" if host.gpu_memory_gb else f"{host.gpus}"
+        through = f"  through {host.jump}" if host.jump else ""
+        print(f"{name:<16} {place:<32} GPUs {gpus:<12} {' '.join(host.labels)}{through}")
+    return 0
+
+
+def check_command(options: argparse.Namespace) -> int:
+    """Exit status 1 when something would make a run fail there."""
+    from infra.check import check_machine
+
+    findings = []
+    for finding in check_machine(options.name, find_host(options.name)):
+        findings.append(finding)
+        if not options.json:
+            print(f"{finding.what:<12} {MARKS[finding.state]:<8} {finding.found}")
+            if finding.advice:
+                print(f"{'':<12} {'':<8} {finding.advice}")
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    return 1 if any(finding.state == "failed" for finding in findings) else 0
+
+
+def add_command(options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in FIELDS}
+    path = add_host(options.name, {name: value for name, value in given.items() if value not in (None, [])})
+    if options.json:
+        print(json.dumps({"name": options.name, "file": str(path)}))
+    else:
+        print(f"{options.name} is in {path}; `rollouts machines check {options.name}` says whether it is fit")
+    return 0
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "host": {"required": True},
+    "port": {"type": int},
+    "user": {},
+    "key": {"help": "a private key"},
+    "known_hosts": {},
+    "jump": {"help": "another machine, to go through"},
+    "work": {"help": "a directory there"},
+    "python": {"help": "Python 3.11 or later, there"},
+    "environment": {"choices": ("built", "own")},
+    "wheels": {"help": "a directory of wheels here"},
+    "requirements": {"help": "pins to build from"},
+    "gpus": {"type": int},
+    "gpu_memory_gb": {"type": float},
+    "labels": {"action": "append", "metavar": "LABEL"},
+    "address": {"help": "how other machines reach it"},
+}
+
+
+def add_fields(parser: argparse.ArgumentParser) -> None:
+    """The fields of a machine as options."""
+    for name, settings in FIELDS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **settings)
