@@ -154,10 +154,8 @@ def _explained(name: str, host: Host, error: BaseException) -> BaseException:
                 f"{where} refuses {user} with the key {key}: put its public half into ~/.ssh/authorized_keys there, "
                 f"as `ssh-copy-id -p {host.port} {user}@{host.host}` does"
             )
-        case paramiko.ssh_exception.UnknownKeyType() | paramiko.ssh_exception.InvalidHostKey():
-            return BadInput(f"{where}: {error}")
         case socket.gaierror():
-            return BadInput(f"{where}: there is no host of that name ({error.strerror})")
+            return Unreachable(f"{where}: no host of that name is known ({error.strerror})")
         case paramiko.SSHException() | OSError() | EOFError():
             return Unreachable(f"{where}: {_text(error)}")
     return error

@@ -1,13 +1,16 @@
 """Trees of files, to and from a host: only what the other side lacks, in several streams, verified before it counts.
 
-Decision: streams run through plain channels (`infra.host.trees` writes and reads them), several large ones at once,
-each on a connection of its own. SFTP waits for an answer to every piece, which costs half the speed.
+Decision: streams run through plain channels (`infra.host.trees` writes and reads them), large ones each on a connection
+of its own. SFTP waits for an answer to every piece, which costs half the speed. There are as many streams as the link's
+delay asks for; on a short link more than one only get in each other's way.
 
 Decision: a broken transfer is asked for anew, and then only what is still missing travels. It fails when it does not
 get on, not when it is interrupted.
 """
 
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +25,9 @@ from infra.host.trees import Entry, Stretch
 from infra.remote import Remote
 from infra.ssh import SILENCE_SECONDS
 
-STREAMS = 4
+MAX_STREAMS = 8
+SERVER_WINDOW = 2 * 2**20
+FAST_BYTES_PER_SECOND = 200e6
 STREAM_BYTES = 32 * 2**20
 """Less than this is not worth another stream."""
 VERIFY_SECONDS = 1800.0
@@ -36,7 +41,7 @@ def send_tree(
 
     Raises `Unreachable` when the host stays away, `MachineError` when it can't keep the tree.
     """
-    sent, before, stuck = 0, -1, 0
+    sent, before, stuck, damages = 0, -1, 0, 0
     asked: dict[str, Any] = {"shelf": shelf, "name": name, "entries": list(entries)}
     while stuck < MAX_ATTEMPTS_WITHOUT_PROGRESS:
         offered = remote.call("offer", VERIFY_SECONDS, **asked)
@@ -47,14 +52,13 @@ def send_tree(
         stuck = stuck + 1 if left == before else 0
         before = left
         try:
-            _in_streams(missing, partial(_send, remote, offered["incoming"], root, entries))
+            _in_streams(remote, missing, partial(_send, remote, offered["incoming"], root, entries))
         except Unreachable:
             continue
         sent += left
         if damaged := remote.call("settle", VERIFY_SECONDS, **asked, manifest=manifest):
-            before = -1
-            stuck += 1
-            if stuck > 1:
+            damages += 1
+            if damages > 1:
                 raise MachineError(f"{remote.name}: {damaged[0]} arrives damaged: {root / damaged[0]} has changed")
         else:
             return sent
@@ -66,14 +70,14 @@ def fetch_tree(remote: Remote, place: str, entries: Sequence[Entry], incoming: P
 
     Raises `MachineError` when what comes is not what the entries say, `Unreachable` when the host stays away.
     """
-    fetched, before, stuck = 0, -1, 0
+    fetched, before, stuck, damages = 0, -1, 0, 0
     while stuck < MAX_ATTEMPTS_WITHOUT_PROGRESS:
         missing = trees.begin(incoming, entries, {})
         left = _bytes(missing)
         stuck = stuck + 1 if left == before and missing else 0
         before = left
         try:
-            _in_streams(missing, partial(_fetch, remote, place, incoming, entries))
+            _in_streams(remote, missing, partial(_fetch, remote, place, incoming, entries))
         except Unreachable:
             remote.call("artifacts", names=[])
             continue
@@ -81,17 +85,26 @@ def fetch_tree(remote: Remote, place: str, entries: Sequence[Entry], incoming: P
         damaged = trees.finish(incoming, entries)
         if not damaged:
             return fetched
-        stuck += 1
-        if stuck > 1:
+        damages += 1
+        if damages > 1:
             raise MachineError(f"{remote.name}: {place}/{damaged[0]} is not what its manifest says")
     raise MachineError(f"{remote.name}: fetching {place} does not get on")
 
 
-def _in_streams(stretches: Sequence[Stretch], move: Callable[[list[Stretch]], None]) -> None:
+def streams_for(remote: Remote) -> int:
+    """As many as the link's delay asks for: an SSH server lets each have `SERVER_WINDOW` bytes under way."""
+    began = time.monotonic()
+    remote.call("artifacts", names=[])
+    delay = time.monotonic() - began
+    return max(1, min(MAX_STREAMS, math.ceil(delay * FAST_BYTES_PER_SECOND / SERVER_WINDOW)))
+
+
+def _in_streams(remote: Remote, stretches: Sequence[Stretch], move: Callable[[list[Stretch]], None]) -> None:
     """All stretches, shared out between streams; the first failure is raised when all have ended."""
     if not stretches:
         return
-    count = max(1, min(STREAMS, _bytes(stretches) // STREAM_BYTES))
+    worth = _bytes(stretches) // STREAM_BYTES
+    count = min(streams_for(remote), worth) if worth > 1 else 1
     with ThreadPoolExecutor(count) as pool:
         moving = [pool.submit(move, list(stretches[first::count])) for first in range(count)]
     for stream in moving:

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 from rollouts_core.config_files import from_data
 from tests.addition import MODEL, PROBLEMS, write_addition
+from tests.hosts import HostMachine, hosts_impossible, two_hosts, write_inventory
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
@@ -150,6 +151,28 @@ def s3_url(s3_server: str) -> str:
     bucket = f"bucket-{secrets.token_hex(4)}"
     fsspec.filesystem("s3").mkdir(bucket)
     return f"s3://{bucket}/store"
+
+
+@pytest.fixture(scope="session")
+def two_running_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostMachine, HostMachine]]:
+    if why := hosts_impossible():
+        pytest.skip(why)
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def hosts(
+    two_running_hosts: tuple[HostMachine, HostMachine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[HostMachine, HostMachine]]:
+    """Two hosts, reachable, each with an empty work directory and one GPU in the inventory; their Python is ours."""
+    monkeypatch.setenv("ROLLOUTS_MACHINES", str(tmp_path / "machines.toml"))
+    clean = tuple(replace(host, work=tmp_path / f"work-{host.name}") for host in two_running_hosts)
+    write_inventory(tmp_path / "machines.toml", *clean)
+    yield clean[0], clean[1]
+    for host in clean:
+        host.mend()
+        host.restart()
 
 
 @pytest.fixture

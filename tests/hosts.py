@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from pathlib import Path
 NETWORK = "10.113.0"
 BRIDGE = "rollouts-br"
 DEADLINE = 20.0
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,36 @@ class HostMachine:
     address: str
     directory: Path
     client_key: Path
+    work: Path
 
     @property
     def known_hosts(self) -> Path:
         return self.directory / "known_hosts"
 
-    @property
-    def work(self) -> Path:
-        return self.directory / "work"
+    def run(self, *command: str) -> None:
+        """Run a command on the host's network."""
+        subprocess.run(["ip", "netns", "exec", self.name, *command], check=True)
 
-    def run(self, *command: str, **options: object) -> "subprocess.CompletedProcess[str]":
-        """Run a command in the host's namespace."""
-        return subprocess.run(["ip", "netns", "exec", self.name, *command], check=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
+    @contextmanager
+    def small_disk(self, directory: Path, kilobytes: int) -> Iterator[Path]:
+        """A disk at a directory of the host, seen only there; yields where it is seen from here."""
+        directory.mkdir()
+        sshd = (self.directory / "sshd.pid").read_text().strip()
+        enter = ["nsenter", "--target", sshd, "--mount"]
+        subprocess.run(
+            [*enter, "mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(directory)], check=True
+        )
+        try:
+            yield Path(f"/proc/{sshd}/root{directory}")
+        finally:
+            subprocess.run([*enter, "umount", "-l", str(directory)], check=True)
+
+    def idle(self) -> bool:
+        """Whether, after a moment, nothing but the SSH server runs there."""
+        end = time.monotonic() + DEADLINE
+        while len(self.processes()) > 1 and time.monotonic() < end:
+            time.sleep(0.05)
+        return len(self.processes()) == 1
 
     def cut(self) -> None:
         _ip("link", "set", f"v-{self.name}", "down")
@@ -81,22 +101,46 @@ class HostMachine:
             time.sleep(0.02)
 
     def reboot(self) -> None:
+        """Every process is gone, and the SSH server back a moment later."""
         self.kill_everything()
         time.sleep(1.0)
         self.start_sshd()
+
+    def restart(self) -> None:
+        """With nothing of what ran before."""
+        if any(b"sshd" not in _command_line(pid) for pid in self.processes()) or not self.processes():
+            self.kill_everything()
+            self.start_sshd()
 
     def table(self, **fields: object) -> str:
         """Its lines in an inventory."""
         values = {
             "host": self.address,
             "user": "root",
-            "key": str(self.client_key),
-            "known_hosts": str(self.known_hosts),
-            "work": str(self.work),
+            "key": self.client_key,
+            "known_hosts": self.known_hosts,
+            "work": self.work,
+            "python": sys.executable,
+            "environment": "own",
+            "gpus": 1,
             **fields,
         }
         lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
         return "\n".join([f"[{self.name}]", *lines, ""])
+
+
+def write_inventory(path: Path, *hosts: HostMachine, **fields: object) -> None:
+    path.write_text("\n".join(host.table(**fields) for host in hosts))
+
+
+def hosts_impossible() -> str:
+    """Why there can be no hosts here; empty where there can."""
+    missing = [program for program in ("sshd", "ip", "ssh-keygen") if shutil.which(program, path=PATH) is None]
+    if missing:
+        return f"hosts need {', '.join(missing)}: install openssh-server and iproute2"
+    if os.geteuid() != 0:
+        return "hosts need root, for network namespaces"
+    return ""
 
 
 @contextmanager
@@ -112,7 +156,9 @@ def two_hosts(directory: Path) -> Iterator[tuple[HostMachine, HostMachine]]:
         _ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
         _ip("link", "set", BRIDGE, "up")
         for number, name in enumerate(("host-a", "host-b"), 2):
-            made.append(_make(HostMachine(name, f"{NETWORK}.{number}", directory / name, key)))
+            made.append(
+                _make(HostMachine(name, f"{NETWORK}.{number}", directory / name, key, directory / name / "work"))
+            )
         yield made[0], made[1]
     finally:
         for host in made:
@@ -146,6 +192,7 @@ def _make(host: HostMachine) -> HostMachine:
 
 def _remove_network() -> None:
     for name in ("host-a", "host-b"):
+        subprocess.run(["ip", "link", "del", f"v-{name}"], capture_output=True)
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
     subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
 
