@@ -46,12 +46,12 @@ def group_jobs(
     The module is given the job's directory. `limits`: time_limit, unattended_limit and stall_limit, in seconds.
     """
     members = []
+    address, _, port = rendezvous.rpartition(":")
     for rank, machine in enumerate(machines):
         command = (
             machine.python, "-m", "torch.distributed.run",
             f"--nnodes={len(machines)}", f"--node-rank={rank}", f"--nproc-per-node={processes}",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous}", f"--rdzv-id={name}", "--max-restarts=0",
-            *(["--rdzv-conf=is_host=1"] if rank == 0 else ["--rdzv-conf=is_host=0"]),
+            f"--master-addr={address}", f"--master-port={port}", "--max-restarts=0",
             "-m", module, "{directory}",
         )  # fmt: skip
         spec: dict[str, Any] = {"rank": rank, "machines": [machine.name for machine in machines]}

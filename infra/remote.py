@@ -82,29 +82,30 @@ class Remote:
             with contextlib.closing(connect(self.name, self.host)) as connection:
                 yield connection.run(self.command(*arguments))
             return
-        with self._turn:
-            if self._connection is None:
-                self._channel = self._connect()
-            shared = self._connection
-            assert shared is not None, "connecting makes one"
-        with contextlib.closing(shared.run(self.command(*arguments))) as channel:
+        with contextlib.closing(self._shared().run(self.command(*arguments))) as channel:
             yield channel
 
     def open_port(self, port: int) -> paramiko.Channel:
         """A channel to a port of the host's loopback. Raises `Unreachable`, `MachineError` when nothing listens."""
-        with self._turn:
-            if self._channel is None:
-                self._channel = self._connect()
-            shared = self._connection
-            assert shared is not None, "connecting makes one"
+        target = ("127.0.0.1", port)
         try:
-            target = ("127.0.0.1", port)
-            return shared.transport.open_channel("direct-tcpip", target, target, WINDOW, PACKET, CONNECT_SECONDS)
+            return self._shared().transport.open_channel(
+                "direct-tcpip", target, target, WINDOW, PACKET, CONNECT_SECONDS
+            )
         except paramiko.ChannelException as error:
             raise MachineError(f"{self.name}: nothing answers on port {port}: {error}") from None
         except (paramiko.SSHException, OSError, EOFError) as error:
-            self.close()
             raise Unreachable(f"{self.name}: {str(error) or type(error).__name__}") from None
+
+    def _shared(self) -> Connection:
+        """The connection that calls use, made anew where it is known to be dead."""
+        with self._turn:
+            if self._connection is not None and not self._connection.is_alive():
+                self.close()
+            if self._channel is None:
+                self._channel = self._connect()
+            assert self._connection is not None, "connecting makes one"
+            return self._connection
 
     def command(self, *arguments: str) -> list[str]:
         """A command line that runs a part of the agent there."""

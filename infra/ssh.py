@@ -42,6 +42,10 @@ class Connection:
     client: paramiko.SSHClient
     through: "Connection | None"
 
+    def is_alive(self) -> bool:
+        transport = self.client.get_transport()
+        return transport is not None and transport.is_active()
+
     @property
     def transport(self) -> paramiko.Transport:
         transport = self.client.get_transport()

@@ -33,6 +33,8 @@ BEAT_SECONDS = 10.0
 QUEUE_SECONDS = 2.0
 SAY_AGAIN_SECONDS = 300.0
 MARGIN = 10.0
+WATCH_SECONDS = 10.0
+"""A host that takes longer to say how a job is counts as away."""
 
 logger = logging.getLogger("rollouts.machines")
 
@@ -54,7 +56,7 @@ class SSHMachine:
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
         self._manifests: dict[ArtifactId, Manifest] = {}
-        self._code = ""
+        self.code = ""
         self._end = threading.Event()
         self._heart = threading.Thread(target=self._beat_until_end, name=f"lease on {self.name}", daemon=True)
         self._heart.start()
@@ -111,13 +113,13 @@ class SSHMachine:
     def ship_library(self) -> None:
         """Send the library's code, unless it is there."""
         root, entries = library_tree()
-        self._code = tree_name(entries)
-        send_tree(self.remote, "code", self._code, root, entries)
+        self.code = tree_name(entries)
+        send_tree(self.remote, "code", self.code, root, entries)
 
     def start(self, job: Job) -> None:
         variables = {
             **passed_variables(self._settings),
-            "PYTHONPATH": f"{self.remote.work}/code/{self._code}",
+            "PYTHONPATH": f"{self.remote.work}/code/{self.code}",
             COMMIT_VARIABLE: git_commit() or "",
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus)),
         }
@@ -130,7 +132,9 @@ class SSHMachine:
 
     def watch(self, job: str, at: Offsets, wait: float) -> Watched:
         try:
-            answer = self.remote.call("watch", patience=0.0, job=job, log=at.log, metrics=at.metrics, wait=wait)
+            answer = self.remote.call(
+                "watch", WATCH_SECONDS + wait, patience=0.0, job=job, log=at.log, metrics=at.metrics, wait=wait
+            )
         except Unreachable as error:
             return Watched(JobStatus("unreachable", message=str(error)))
         return watched(answer)
