@@ -21,6 +21,8 @@ from rollouts_core.store.locks import born
 from rollouts_core.store.store import Store
 
 PATIENCE = 3600.0
+BEYOND = 2**40
+"""An offset where no file of metrics has anything."""
 LOOK_SECONDS = 0.5
 CANCEL_SECONDS = 120.0
 
@@ -82,7 +84,7 @@ def _jobs(record: RunRecord, stage: str | None) -> Sequence[JobRecord]:
 
 def _lines(machine: Machine, job: JobRecord, follow: bool) -> Iterator[str]:
     lines = Lines()
-    for seen in watching(machine, job.job, Offsets(log=job.log, metrics=2**62), PATIENCE):
+    for seen in watching(machine, job.job, Offsets(log=job.log, metrics=BEYOND), PATIENCE):
         if isinstance(seen, LogLine):
             yield seen.text
             continue

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.needs import fitting_hosts, passed_variables
-from rollouts_core.config import MachineConfig, PipelineConfig
+from rollouts_core.config import PipelineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
 from rollouts_core.rewards.functions import load_reward
@@ -60,7 +60,8 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])
     checks: list[Callable[[], object]] = [lambda: stages.append(plan(config)), lambda: store_of(config).check_usable()]
     checks += [partial(load_reward, name) for name in rewards]
-    checks.append(partial(check_machine_config, config.machine))
+    checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
+    checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
         try:
@@ -70,14 +71,6 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     if problems:
         raise BadInput(problems, f"config {config.name}")
     return stages[0]
-
-
-def check_machine_config(settings: MachineConfig) -> None:
-    """Raises `BadInput` when no machine of the inventory fits, or a variable that jobs are to have is not set."""
-    if settings.kind == "ssh":
-        fitting_hosts(settings)
-    if settings.kind != "local":
-        passed_variables(settings)
 
 
 def check_server(url: str) -> None:

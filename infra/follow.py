@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.errors import MachineError
+from infra.errors import Unreachable
 from infra.machine import Machine, Offsets, Watched
 
 LOOK_SECONDS = 0.1
@@ -20,7 +20,7 @@ class LogLine:
 def watching(machine: Machine, job: str, at: Offsets, patience: float) -> Iterator[Watched | LogLine]:
     """The job's state and new output, again and again, for as long as somebody asks; a line when it can't be seen.
 
-    Raises `MachineError` when its machine has not answered for `patience` seconds.
+    Raises `Unreachable` when its machine has not answered for `patience` seconds.
     """
     away: float | None = None
     while True:
@@ -36,7 +36,7 @@ def watching(machine: Machine, job: str, at: Offsets, patience: float) -> Iterat
             away = time.monotonic()
             yield LogLine(f"{watched.status.message}: the job runs on there, and it is tried again")
         if time.monotonic() - away > patience:
-            raise MachineError(
+            raise Unreachable(
                 f"{watched.status.message} for {patience / 3600:g} hours (machine.unreachable_limit_hours). "
                 "Its job may run on: the same run finds it when the machine is back"
             )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.errors import JobFailed, LeaseLapsed, MachineError
+from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.follow import Lines, LogLine, watching
 from infra.machine import Job, JobStatus, Machine, Offsets
 from infra.provider import Provider
@@ -139,6 +139,9 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             if time.monotonic() > end:
                 raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
             session.run.touch()
+    except Unreachable:
+        ended = True  # as far as can be said from here
+        raise
     finally:
         if not ended:
             machine.cancel(job.name)

@@ -8,6 +8,7 @@ most, to bring results home.
 """
 
 import getpass
+import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
+
+logger = logging.getLogger("rollouts.machines")
 
 RENTED = "rollouts-"
 """How the names of rented machines begin."""
@@ -81,7 +84,10 @@ def release_machine(session: MachineSession) -> None:
     """End what the run's jobs left running, and give back what was leased or rented."""
     try:
         for job in list(session.cursors):
-            session.machine.cancel(job)
+            try:
+                session.machine.cancel(job)
+            except Unreachable as error:
+                logger.warning("%s: job %s may run on there, until its limits end it", error, job)
     finally:
         in_use = session.machine.release()
         if session.provider is not None and not in_use:

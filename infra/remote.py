@@ -131,7 +131,7 @@ class Remote:
             except (OSError, EOFError, paramiko.SSHException, struct.error) as error:
                 self.close()
                 raise Unreachable(f"{self.name} does not answer ({str(error) or type(error).__name__})") from None
-            except (Unreachable, ValueError):
+            except BaseException:  # an interrupt, too: its answer would be taken for that of the next call
                 self.close()
                 raise
         if "error" in answer:

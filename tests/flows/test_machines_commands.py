@@ -1,0 +1,74 @@
+"""rollouts machines ls | check | add, and machines in a config."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Done
+from tests.hosts import HostMachine, write_inventory
+
+Hosts = tuple[HostMachine, HostMachine]
+Rollouts = Callable[..., Done]
+
+
+@pytest.fixture
+def machines_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config" / "machines.toml"
+    monkeypatch.setenv("ROLLOUTS_MACHINES", str(path))
+    return path
+
+
+def test_add_then_ls(rollouts: Rollouts, machines_file: Path) -> None:
+    variables = {"ROLLOUTS_MACHINES": str(machines_file)}
+    added = rollouts("machines", "add", "gpu1", "--host", "10.0.0.5", "--gpus", "8", "--labels", "h100", **variables)
+    assert added.status == 0, added.err
+    again = rollouts("machines", "add", "gpu1", "--host", "10.0.0.6", **variables)
+    assert "has a machine 'gpu1' already" in again.err
+    wrong = rollouts("machines", "add", "gpu2", "--host", "x", "--port", "99999", "--jump", "gpu9", **variables)
+    assert "port" in wrong.err
+    listed = rollouts("machines", "ls", "--json", **variables).json()
+    assert listed["gpu1"]["gpus"] == 8
+    assert [*listed] == ["gpu1"]
+
+
+def test_every_problem_of_the_file_is_listed(rollouts: Rollouts, machines_file: Path) -> None:
+    machines_file.parent.mkdir()
+    machines_file.write_text('[a]\nhost = ""\n[b]\nhost = "b"\njump = "c"\n[d]\nhost = "d"\nspeed = 9\n')
+    done = rollouts("machines", "ls", ROLLOUTS_MACHINES=str(machines_file))
+    assert done.status == 1
+    assert "a: host" in done.err
+    assert "b: jump 'c' is no machine of this file" in done.err
+    assert "d: speed: no such field" in done.err
+
+
+def test_check_of_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> None:
+    variables = {"ROLLOUTS_MACHINES": str(tmp_path / "machines.toml")}
+    write_inventory(tmp_path / "machines.toml", hosts[0], gpus=0)
+    done = rollouts("machines", "check", "host-a", "--json", **variables)
+    assert done.status == 0, done.err
+    assert {finding["state"] for finding in done.json()} == {"ok"}
+    write_inventory(tmp_path / "machines.toml", hosts[0], port=2222)
+    done = rollouts("machines", "check", "host-a", **variables)
+    assert done.status == 1
+    assert "FAILED" in done.out
+
+
+def test_a_machine_that_is_not_there_or_does_not_fit_fails_before_anything_starts(
+    rollouts: Rollouts, config_file: Callable[..., Path], machines_file: Path
+) -> None:
+    machines_file.parent.mkdir()
+    machines_file.write_text('[small]\nhost = "small"\ngpus = 1\n')
+    variables = {"ROLLOUTS_MACHINES": str(machines_file)}
+    config = config_file()
+    unknown = rollouts("run", config, "--machine", "large", **variables)
+    assert unknown.status == 1
+    assert "no machine 'large'" in unknown.err
+    assert "there are small" in unknown.err
+    wanting = ["--set", "machine.kind=ssh", "--set", "machine.gpus=8", "--set", 'machine.labels=["h100"]']
+    unfit = rollouts("run", config, *wanting, "--set", 'machine.environment=["NO_SUCH_SECRET"]', "--json", **variables)
+    assert unfit.status == 1
+    assert "small: has 1 GPUs, not 8, is not labelled h100" in unfit.err
+    assert "NO_SUCH_SECRET is not set here" in unfit.err
+    assert json.loads(unfit.out)["state"] == "Failed"
