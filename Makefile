@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint test-slow seeds faults benchmark install install-dev clean
+.PHONY: demo test lint test-slow seeds faults benchmark system install install-dev clean
 
 demo: install
 	$(BIN)/rollouts run configs/arithmetic.py
 
-test: install-dev lint
+test: install-dev system lint
 	$(BIN)/pytest
 
 lint: install-dev
@@ -19,7 +19,7 @@ lint: install-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-slow: install-dev
+test-slow: install-dev system
 	$(BIN)/pytest -m slow
 
 seeds: install
@@ -28,8 +28,11 @@ seeds: install
 faults: install-dev
 	$(BIN)/python -m tests.faults.matrix 100
 
-benchmark: install-dev
+benchmark: install-dev system
 	$(BIN)/pytest -m benchmark -s
+
+system:
+	@sh tests/system_packages.sh
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -20,6 +20,7 @@ PLACES = {
     "PipelineConfig": "", "ScratchModel": "model", "PretrainedModel": "model", "DataConfig": "data",
     "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
+    "ResultsConfig": "results",
 }  # fmt: skip
 """Where in the config a part stands."""
 
@@ -45,6 +46,10 @@ CHANGES: dict[str, Any] = {
     "RLConfig.checkpoint_every": 3,
     "EngineConfig.max_running_requests": 5,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
+    "MachineConfig.name": "gpu1", "MachineConfig.gpus": 2, "MachineConfig.gpu_memory_gb": 80.0,
+    "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
+    "MachineConfig.wait_hours": 5.0, "MachineConfig.unreachable_limit_hours": 5.0,
+    "ResultsConfig.policy": False, "ResultsConfig.artifacts": ["rl"],
     "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
     "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
 }  # fmt: skip
@@ -89,6 +94,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
         if part == "HubDataset":
             file = data["data"]["heldout"]["path"]
             data["data"]["heldout"] = {"kind": "dataset", "name": "json", "data_files": [file]}
+        if part == "MachineConfig":
+            data["machine"] = {"kind": "ssh"}
         return data
 
     return made

@@ -1,0 +1,20 @@
+#!/bin/sh
+# The Debian packages that some tests need, installed where apt and root are there. Elsewhere those tests are skipped,
+# by name.
+set -eu
+PATH="$PATH:/usr/sbin:/sbin"
+missing=""
+for pair in sshd:openssh-server ssh-keygen:openssh-client ip:iproute2 rsync:rsync faketime:faketime; do
+    command -v "${pair%%:*}" > /dev/null || missing="$missing ${pair##*:}"
+done
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
+    echo "tests of hosts need$missing; they are skipped"
+    exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086
+apt-get install -y -q --no-install-recommends $missing > /dev/null 2>&1 || {
+    apt-get update -q > /dev/null
+    apt-get install -y -q --no-install-recommends $missing > /dev/null
+}
