@@ -16,8 +16,10 @@ from typing import Any
 from infra.errors import JobFailed, MachineError
 from infra.follow import Lines
 from infra.machine import Job, Machine, Offsets, Watched
+from infra.ssh_machine import SSHMachine
 
 LOOK_SECONDS = 0.1
+QUEUE_SECONDS = 2.0
 LAST_LINES = 15
 
 
@@ -36,6 +38,20 @@ class MemberLine:
 
     machine: str
     text: str
+
+
+def claim_all(machines: Sequence[SSHMachine], deadline: float) -> Iterator[str]:
+    """Lease all machines, or none: what was had is given back while one is waited for, so no two groups can block each
+    other. Yields why it waits. Raises `MachineError` after `deadline` seconds.
+    """
+    end, said = time.monotonic() + deadline, ""
+    while reason := _try_all(machines):
+        if time.monotonic() > end:
+            raise MachineError(f"{reason}; waited {deadline / 3600:g} hours")
+        if reason != said:
+            yield reason
+            said = reason
+        time.sleep(QUEUE_SECONDS)
 
 
 def group_jobs(
@@ -75,6 +91,15 @@ def run_group(members: Sequence[Member], patience: float) -> Iterator[MemberLine
         for member in members:
             with suppress(MachineError):
                 member.machine.cancel(member.job.name)
+
+
+def _try_all(machines: Sequence[SSHMachine]) -> str:
+    for number, machine in enumerate(machines):
+        if reason := machine.try_claim([]):
+            for had in machines[:number]:
+                had.unclaim()
+            return reason
+    return ""
 
 
 def _followed(members: Sequence[Member], seen: dict[int, Offsets], patience: float) -> Iterator[MemberLine]:

@@ -5,6 +5,7 @@ own caller, and reading goes on where the caller before stopped.
 """
 
 import json
+import logging
 import math
 import time
 from collections import deque
@@ -30,6 +31,8 @@ LAST_LINES = 15
 STALL_LIMIT = 600.0
 LIMIT_MARGIN = 120.0
 """Seconds by which the follower outlasts the job's own time limit."""
+
+logger = logging.getLogger("rollouts.machines")
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,15 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
         raise
     finally:
         if not ended:
-            machine.cancel(job.name)
+            end_job(job.name, machine)
+
+
+def end_job(job: str, machine: Machine) -> None:
+    """Cancel it; where its machine is away, say so and leave it to its limits."""
+    try:
+        machine.cancel(job)
+    except Unreachable as error:
+        logger.warning("%s: job %s may run on there; `rollouts cancel` ends it when the machine is back", error, job)
 
 
 def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterator[LogLine]:

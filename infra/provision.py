@@ -8,7 +8,6 @@ most, to bring results home.
 """
 
 import getpass
-import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from infra.check import refuse_unfit
 from infra.errors import MachineError, Unreachable
 from infra.inventory import Host, find_host, load_inventory
-from infra.jobs import MachineSession, job_name
+from infra.jobs import MachineSession, end_job, job_name
 from infra.local import LocalMachine
 from infra.machine import Machine
 from infra.needs import fitting_hosts, passed_variables, wanted_gpus
@@ -30,8 +29,6 @@ from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
-
-logger = logging.getLogger("rollouts.machines")
 
 RENTED = "rollouts-"
 """How the names of rented machines begin."""
@@ -84,10 +81,7 @@ def release_machine(session: MachineSession) -> None:
     """End what the run's jobs left running, and give back what was leased or rented."""
     try:
         for job in list(session.cursors):
-            try:
-                session.machine.cancel(job)
-            except Unreachable as error:
-                logger.warning("%s: job %s may run on there, until its limits end it", error, job)
+            end_job(job, session.machine)
     finally:
         in_use = session.machine.release()
         if session.provider is not None and not in_use:

@@ -3,6 +3,7 @@
 import base64
 import logging
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from rollouts_core.errors import BadInput, StoreError
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.elsewhere import forget_elsewhere, note_elsewhere
 from rollouts_core.store.fingerprint import COMMIT_VARIABLE, git_commit
-from rollouts_core.store.local import LocalStore, settle
+from rollouts_core.store.local import ARRIVING, LocalStore, settle
 from rollouts_core.store.manifest import FILES, ArtifactId, FileEntry, Manifest, decode_manifest, encode_manifest
 from rollouts_core.store.store import Store
 
@@ -55,6 +56,7 @@ class SSHMachine:
         self._token = secrets.token_hex(8)
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
+        self._joined = False
         self._manifests: dict[ArtifactId, Manifest] = {}
         self.code = ""
         self._end = threading.Event()
@@ -70,26 +72,34 @@ class SSHMachine:
         return self._gpus
 
     def claim(self, jobs: Sequence[str]) -> Iterator[str]:
-        wanted = wanted_gpus(self._settings, self.remote.host.gpus)
-        ask = {"token": self._token, "who": self._who, "gpus": wanted, "total": self.remote.host.gpus}
         end = time.monotonic() + self._settings.wait_hours * 3600
         said, told = "", 0.0
-        while True:
-            answer = self.remote.call("acquire", ask={**ask, "jobs": list(jobs)})
-            if "lease" in answer:
-                self._lease, self._gpus = answer["lease"], tuple(answer["gpus"])
-                if answer["joined"]:
-                    yield f"a job of this run is running on {self.name}: its lease is joined"
-                return
-            reason = (
-                f"waiting for {wanted} of {self.remote.host.gpus} GPUs of {self.name}: {leases.names(answer['busy'])}"
-            )
+        while reason := self.try_claim(jobs):
             if time.monotonic() > end:
                 raise MachineError(f"{reason}; waited {self._settings.wait_hours:g} hours (machine.wait_hours)")
             if reason != said or time.monotonic() - told > SAY_AGAIN_SECONDS:
                 yield reason
                 said, told = reason, time.monotonic()
             time.sleep(QUEUE_SECONDS)
+        if self._joined:
+            yield f"a job of this run is running on {self.name}: its lease is joined"
+
+    def try_claim(self, jobs: Sequence[str]) -> str:
+        """Lease what the run needs; returns why that can't be now, nothing when it is leased."""
+        there = self.remote.host.gpus
+        wanted = wanted_gpus(self._settings, there)
+        ask = {"token": self._token, "who": self._who, "gpus": wanted, "total": there, "jobs": list(jobs)}
+        answer = self.remote.call("acquire", ask=ask)
+        if "busy" in answer:
+            return f"waiting for {wanted} of {there} GPUs of {self.name}: {leases.names(answer['busy'])}"
+        self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
+        return ""
+
+    def unclaim(self) -> None:
+        """Give the GPUs back and keep the connection."""
+        if self._lease is not None:
+            self.remote.call("release", lease=self._lease, token=self._token)
+        self._lease, self._gpus = None, ()
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
         made = {stage.artifact for stage in stages}
@@ -170,17 +180,20 @@ class SSHMachine:
 
     def fetch(self, artifact: ArtifactId, target: Path, below: str) -> None:
         entries = [entry for entry in self.manifest(artifact).files if entry.path.startswith(below)]
-        incoming = self._store.home / "staging" / f"{artifact.directory}.{secrets.token_hex(4)}"
-        self._fetch(artifact, entries, incoming)
-        for entry in entries:
-            (target / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            (incoming / FILES / entry.path).rename(target / entry.path)
+        incoming = self._incoming(artifact).with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            self._fetch(artifact, entries, incoming)
+            for entry in entries:
+                (target / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                (incoming / FILES / entry.path).rename(target / entry.path)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
 
     def keep(self, artifact: ArtifactId) -> None:
         if self._store.has(artifact):
             return
         manifest = self.manifest(artifact)
-        incoming = self._store.home / "staging" / f"{artifact.directory}.from-{self.name}"
+        incoming = self._incoming(artifact)
         self._fetch(artifact, manifest.files, incoming)
         settle(manifest, incoming)
         LocalStore(self._store.home).adopt(manifest, incoming)
@@ -219,10 +232,14 @@ class SSHMachine:
         wanted = [(entry.path, entry.size, entry.sha256) for entry in entries]
         fetch_tree(self.remote, f"store/artifacts/{artifact.directory}/{FILES}", wanted, incoming)
 
+    def _incoming(self, artifact: ArtifactId) -> Path:
+        """Where it arrives; what has come stays there over a kill."""
+        return self._store.home / "staging" / f"{artifact.directory}{ARRIVING}{self.name}.part"
+
     def _beat_until_end(self) -> None:
         while not self._end.wait(BEAT_SECONDS):
             try:
-                alive = self.remote.call("renew", patience=0.0, lease=self._lease, token=self._token)
+                alive = self.remote.call("renew", WATCH_SECONDS, patience=0.0, lease=self._lease, token=self._token)
             except (MachineError, BadInput) as error:
                 logger.debug("no beat: %s", error)
                 continue

@@ -19,7 +19,8 @@ from infra.jobs import MachineSession, Progress, make_in_job, was_found
 from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import RunLog, StageState
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.why import all_manifests, explain_stage
+from rollouts_core.stages.why import explain_stage
+from rollouts_core.store.elsewhere import all_manifests
 from rollouts_core.store.manifest import ArtifactId
 from tasks.events import StageChanged, StageLine, StageProgress, announce
 

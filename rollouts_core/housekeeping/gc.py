@@ -16,7 +16,9 @@ from pathlib import Path
 
 from rollouts_core.errors import StoreError
 from rollouts_core.observe.runs import RunRecord, all_runs
+from rollouts_core.store.elsewhere import all_manifests
 from rollouts_core.store.leases import Claim, Holder, holding, live_leases
+from rollouts_core.store.local import ARRIVING
 from rollouts_core.store.locks import is_held
 from rollouts_core.store.manifest import ArtifactId, Manifest, artifact_named
 from rollouts_core.store.pins import pins
@@ -62,7 +64,7 @@ def wait_for_gc(store: Store) -> None:
 
 def needed_artifacts(store: Store, keep_last: int | None) -> frozenset[str]:
     """The directories of all artifacts that kept runs and pins need."""
-    manifests = store.manifests()
+    manifests = all_manifests(store)
     pinned = {pin.name for pin in pins(store.objects)}
     roots = [*pinned, *(name for run in kept_runs(all_runs(store), keep_last, pinned) for name in artifacts_of(run))]
     return frozenset(_with_inputs(roots, manifests))
@@ -121,7 +123,12 @@ def _local_garbage(store: Store, needed: frozenset[str], leases: Mapping[str, Ho
     home = store.home
     found = [Removal("damaged", path.name, _size(path)) for path in _entries(home / "damaged")]
     for kind, keep in (("staging", set(leases)), ("work", {*needed, *leases})):
-        left = [path for path in _entries(home / kind) if path.name.rpartition(".")[0] not in keep]
+        arriving = needed if kind == "staging" else frozenset()
+        left = [
+            path
+            for path in _entries(home / kind)
+            if path.name.rpartition(".")[0] not in keep and path.name.partition(ARRIVING)[0] not in arriving
+        ]
         found += [Removal(kind, path.name, _size(path)) for path in left]
     for path in _entries(home / "jobs"):
         if path.name not in needed and path.name not in leases and not is_held(path / "lock"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.housekeeping.gc import artifacts_of
 from rollouts_core.observe.runs import RunRecord, all_runs
+from rollouts_core.store.elsewhere import all_manifests
 from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store
 
@@ -30,7 +31,7 @@ class Ancestor:
 
 def lineage(store: Store, name: str) -> Ancestor:
     """Raises `BadInput` when there is no such artifact."""
-    manifests = {manifest.artifact.key: manifest for manifest in store.manifests()}
+    manifests = {manifest.artifact.key: manifest for manifest in all_manifests(store)}
     return _ancestor("", find_manifest(store, name).artifact.key, manifests, all_runs(store))
 
 

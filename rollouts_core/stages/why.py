@@ -13,7 +13,7 @@ from rollouts_core.config import MachineConfig
 from rollouts_core.parts import leaves
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Kind, Stage, canonical_spec
-from rollouts_core.store.elsewhere import seen_elsewhere
+from rollouts_core.store.elsewhere import all_manifests, seen_elsewhere
 from rollouts_core.store.fingerprint import code_fingerprint
 from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
@@ -90,12 +90,6 @@ def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
     manifests = all_manifests(store)
     there = _seen_on(on, store)
     return [explain_stage(stage, store, manifests, there) for stage in plan.stages]
-
-
-def all_manifests(store: Store) -> list[Manifest]:
-    """Of the artifacts in the store, and of those that were seen on other machines."""
-    seen = [manifest for manifests in seen_elsewhere(store.home).values() for manifest in manifests]
-    return [*store.manifests(), *seen]
 
 
 def explain_stage(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollouts_core.errors import StoreError
 from rollouts_core.store.manifest import Manifest, decode_manifest, encode_manifest
+from rollouts_core.store.store import Store
 
 FOLDER = "elsewhere"
 
@@ -35,3 +36,9 @@ def seen_elsewhere(home: Path) -> Mapping[str, list[Manifest]]:
         except (OSError, StoreError):
             continue
     return found
+
+
+def all_manifests(store: Store) -> list[Manifest]:
+    """Of the artifacts in the store, and of those that were seen on other machines."""
+    seen = [manifest for manifests in seen_elsewhere(store.home).values() for manifest in manifests]
+    return [*store.manifests(), *seen]

@@ -39,6 +39,8 @@ from rollouts_core.store.manifest import (
 )
 from rollouts_core.store.objects import LocalObjects
 
+ARRIVING = ".from-"
+"""In a name below `staging/`: an artifact that is on its way from the machine named behind it."""
 MIN_FREE_BYTES = 256 * 2**20
 
 

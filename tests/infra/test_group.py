@@ -7,7 +7,7 @@ import pytest
 
 import tests
 from infra.errors import JobFailed, MachineError
-from infra.group import group_jobs, run_group
+from infra.group import claim_all, group_jobs, run_group
 from infra.inventory import find_host
 from infra.machine import Machine, Offsets
 from infra.remote import Remote
@@ -36,6 +36,18 @@ def machines(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     yield made
     for machine in made:
         machine.release()
+
+
+def test_a_group_that_waits_for_one_machine_holds_none(machines: list[SSHMachine], tmp_path: Path) -> None:
+    other = Remote("host-b", find_host("host-b"), 20.0).open()
+    held = SSHMachine(other, LocalStore(tmp_path / "store"), MachineConfig(kind="ssh"), "another group")
+    assert held.try_claim([]) == ""
+    waiting = claim_all(machines, 60.0)
+    assert "another group" in next(waiting)
+    assert machines[0].remote.call("busy")["leases"] == []
+    held.release()
+    assert list(waiting) == []
+    assert [machine.gpus for machine in machines] == [(0,), (0,)]
 
 
 def states(members: list[Machine], name: str) -> list[str]:
