@@ -11,7 +11,7 @@ demo: install
 	$(BIN)/rollouts run configs/arithmetic.py
 
 test: install-dev system lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint: install-dev
 	$(BIN)/ruff check .

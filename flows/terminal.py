@@ -15,6 +15,7 @@ from rollouts_core.observe.runs import RunRecord
 from tasks.events import StageChanged, StageLine, StageProgress
 from tasks.events import logger as events
 
+machines = logging.getLogger("rollouts.machines")
 MARKS = {"Completed": "[green]✓[/]", "Cached": "[blue]=[/]", "Failed": "[red]✗[/]", "Cancelled": "[yellow]✗[/]"}
 SHOWN_METRICS = ("loss", "reward", "entropy", "completions/mean_length")
 PLAIN_SECONDS = 10.0
@@ -34,16 +35,19 @@ def stages_shown() -> Iterator[Console]:
         disable=not _has_screen(console),
     )
     handler = _Screen(console, bars)
-    events.addHandler(handler)
+    machines.setLevel(logging.INFO)
+    for logger in (events, machines):
+        logger.addHandler(handler)
     try:
         with bars:
             yield console
     finally:
-        events.removeHandler(handler)
+        for logger in (events, machines):
+            logger.removeHandler(handler)
 
 
 class _Screen(logging.Handler):
-    """Draws events as they come."""
+    """Draws events as they come, and what machines have to say."""
 
     def __init__(self, console: Console, bars: Progress) -> None:
         super().__init__()
@@ -63,6 +67,8 @@ class _Screen(logging.Handler):
             case StageProgress(name, done, total, metrics):
                 note = "  ".join(f"{key.split('/')[-1]} {metrics[key]:.3f}" for key in SHOWN_METRICS if key in metrics)
                 self._progress(name, done, total, note)
+            case None:
+                self._console.print(f"[dim]  {_escaped(record.getMessage())}[/]")
 
     def _progress(self, name: str, done: int, total: int, note: str) -> None:
         if not _has_screen(self._console):

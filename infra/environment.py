@@ -109,18 +109,20 @@ def _own(machine: SSHMachine, store: Store, began: float) -> ArtifactId:
 def installed_pins() -> list[str]:
     """`name==version` of all that jobs need, directly or not, as installed here."""
     pins: dict[str, str] = {}
-    pending = list(LIBRARIES)
+    pending: list[tuple[str, str]] = [(name, "") for name in LIBRARIES]
+    seen = set(pending)
     while pending:
-        name = _normal(pending.pop())
-        if name in pins:
-            continue
+        name, extra = pending.pop()
         try:
             found = distribution(name)
         except PackageNotFoundError:
             continue
-        pins[name] = found.version.partition("+")[0]
+        pins[_normal(name)] = found.version.partition("+")[0]
         required = [Requirement(text) for text in found.requires or ()]
-        pending += [need.name for need in required if need.marker is None or need.marker.evaluate({"extra": ""})]
+        wanted = [need for need in required if need.marker is None or need.marker.evaluate({"extra": extra})]
+        reached = {(_normal(need.name), extra) for need in wanted for extra in ("", *need.extras)} - seen
+        seen |= reached
+        pending += reached
     return [f"{name}=={version}" for name, version in sorted(pins.items())]
 
 

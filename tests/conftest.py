@@ -36,6 +36,8 @@ COMMAND_DEADLINE = 300.0
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI nothing may be skipped but what needs a GPU."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # a worker: its reports are judged where they are gathered
+        return
     skipped = [report for report in reporter.stats.get("skipped", []) if "gpu" not in report.keywords]
     if skipped and os.environ.get("ROLLOUTS_CI"):
         reporter.write_line(f"\nfailed: {len(skipped)} tests were skipped, and in CI only a missing GPU excuses that")

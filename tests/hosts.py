@@ -1,9 +1,10 @@
 """Two hosts on this machine: network namespaces, each with a real sshd, joined to us by a bridge. Needs root.
 
-    us 10.113.0.1 --- bridge --- 10.113.0.2 host-a
-                            \\--- 10.113.0.3 host-b
+    us 10.113.N.1 --- bridge --- 10.113.N.2 host-a
+                            \\--- 10.113.N.3 host-b
 
-A link that is cut loses packets in silence, as a sleeping laptop's does.
+A link that is cut loses packets in silence, as a sleeping laptop's does. Each test session has a network of its own: N
+is the first number whose lock is free, and what a killed session left under it is cleared away.
 """
 
 import os
@@ -18,8 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-NETWORK = "10.113.0"
-BRIDGE = "rollouts-br"
+from rollouts_core.store.locks import try_lock
+
+NETWORKS = 16
 DEADLINE = 20.0
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -29,6 +31,7 @@ class HostMachine:
     """One host: its namespace, address and directory."""
 
     name: str
+    namespace: str
     address: str
     directory: Path
     client_key: Path
@@ -40,7 +43,7 @@ class HostMachine:
 
     def run(self, *command: str) -> None:
         """Run a command on the host's network."""
-        subprocess.run(["ip", "netns", "exec", self.name, *command], check=True)
+        subprocess.run(["ip", "netns", "exec", self.namespace, *command], check=True)
 
     @contextmanager
     def small_disk(self, directory: Path, kilobytes: int) -> Iterator[Path]:
@@ -64,13 +67,13 @@ class HostMachine:
         return len(self.processes()) == 1
 
     def cut(self) -> None:
-        _ip("link", "set", f"v-{self.name}", "down")
+        _ip("link", "set", f"v-{self.namespace}", "down")
 
     def mend(self) -> None:
-        _ip("link", "set", f"v-{self.name}", "up")
+        _ip("link", "set", f"v-{self.namespace}", "up")
 
     def processes(self) -> list[int]:
-        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True)
         return [int(pid) for pid in found.stdout.split()]
 
     def stop_sshd(self) -> None:
@@ -81,7 +84,7 @@ class HostMachine:
 
     def start_sshd(self) -> None:
         subprocess.run(
-            ["ip", "netns", "exec", self.name, "/usr/sbin/sshd", "-f", str(self.directory / "sshd_config"),
+            ["ip", "netns", "exec", self.namespace, "/usr/sbin/sshd", "-f", str(self.directory / "sshd_config"),
              "-E", str(self.directory / "sshd.log")], check=True,
         )  # fmt: skip
         end = time.monotonic() + DEADLINE
@@ -149,24 +152,36 @@ def two_hosts(directory: Path) -> Iterator[tuple[HostMachine, HostMachine]]:
     key = directory / "client-key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     Path("/run/sshd").mkdir(exist_ok=True)
-    made = []
-    _remove_network()
-    try:
-        _ip("link", "add", BRIDGE, "type", "bridge")
-        _ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
-        _ip("link", "set", BRIDGE, "up")
-        for number, name in enumerate(("host-a", "host-b"), 2):
-            made.append(
-                _make(HostMachine(name, f"{NETWORK}.{number}", directory / name, key, directory / name / "work"))
-            )
-        yield made[0], made[1]
-    finally:
-        for host in made:
-            host.kill_everything()
-        _remove_network()
+    with _network() as number:
+        hosts = []
+        for place, letter in enumerate("ab", 2):
+            home = directory / f"host-{letter}"
+            address = f"10.113.{number}.{place}"
+            hosts.append(HostMachine(home.name, _namespace(number, letter), address, home, key, home / "work"))
+            _make(hosts[-1], _bridge(number))
+        yield hosts[0], hosts[1]
 
 
-def _make(host: HostMachine) -> HostMachine:
+@contextmanager
+def _network() -> Iterator[int]:
+    """A number that is ours for as long as this process lives, with its bridge; all of it is removed in the end."""
+    for number in range(NETWORKS):
+        lock = open(f"/run/rollouts-hosts-{number}.lock", "w")  # noqa: SIM115
+        if try_lock(lock.fileno()):
+            break
+        lock.close()
+    with lock:
+        _remove(number)
+        _ip("link", "add", _bridge(number), "type", "bridge")
+        try:
+            _ip("addr", "add", f"10.113.{number}.1/24", "dev", _bridge(number))
+            _ip("link", "set", _bridge(number), "up")
+            yield number
+        finally:
+            _remove(number)
+
+
+def _make(host: HostMachine, bridge: str) -> None:
     host.directory.mkdir()
     host_key = host.directory / "host-key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key)], check=True)
@@ -179,22 +194,37 @@ def _make(host: HostMachine) -> HostMachine:
         f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\n"
         f"SetEnv HOME={host.directory}\n"
     )
-    _ip("netns", "add", host.name)
-    _ip("link", "add", f"v-{host.name}", "type", "veth", "peer", "name", "eth0", "netns", host.name)
-    _ip("link", "set", f"v-{host.name}", "master", BRIDGE)
-    _ip("link", "set", f"v-{host.name}", "up")
+    _ip("netns", "add", host.namespace)
+    link = f"v-{host.namespace}"
+    _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+    _ip("link", "set", link, "master", bridge)
+    _ip("link", "set", link, "up")
     host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
     host.run("ip", "link", "set", "eth0", "up")
     host.run("ip", "link", "set", "lo", "up")
     host.start_sshd()
-    return host
 
 
-def _remove_network() -> None:
-    for name in ("host-a", "host-b"):
-        subprocess.run(["ip", "link", "del", f"v-{name}"], capture_output=True)
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+def _remove(number: int) -> None:
+    for namespace in (_namespace(number, letter) for letter in "ab"):
+        for _ in range(50):
+            found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout.split()
+            for pid in found:
+                _kill(int(pid))
+            if not found:
+                break
+            time.sleep(0.02)
+        subprocess.run(["ip", "link", "del", f"v-{namespace}"], capture_output=True)
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+    subprocess.run(["ip", "link", "del", _bridge(number)], capture_output=True)
+
+
+def _namespace(number: int, letter: str) -> str:
+    return f"rollouts{number}{letter}"
+
+
+def _bridge(number: int) -> str:
+    return f"rollouts{number}"
 
 
 def _ip(*arguments: str) -> None:

@@ -26,7 +26,7 @@ def served(hosts: Hosts, tmp_path: Path) -> Iterator[Path]:
     (content / "large").write_bytes(bytes(range(256)) * 20_000)
     command = [sys.executable, "-m", "http.server", str(PORT), "--bind", "127.0.0.1", "--directory", str(content)]
     server = subprocess.Popen(
-        ["ip", "netns", "exec", "host-a", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["ip", "netns", "exec", hosts[0].namespace, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     yield content
     server.kill()
