@@ -8,6 +8,7 @@ most, to bring results home.
 """
 
 import getpass
+import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
 
+logger = logging.getLogger("rollouts.machines")
+
 RENTED = "rollouts-"
 """How the names of rented machines begin."""
 REACH_SECONDS = 60.0
@@ -51,16 +54,15 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
         return
     passed_variables(settings)
     who = f"{run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
-    provider: Provider | None = None
-    if settings.kind == "sky":
-        provider = SkyPilot()
-        name = f"{RENTED}{plan.stages[-1].key[:12]}"
-        yield f"renting {name} ({settings.accelerator or 'no GPU'})"
-        candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
-    else:
-        candidates = fitting_hosts(settings)
+    provider: Provider | None = SkyPilot() if settings.kind == "sky" else None
+    name = f"{RENTED}{plan.stages[-1].key[:12]}"
     machine: SSHMachine | None = None
     try:
+        if provider is not None:
+            yield f"renting {name} ({settings.accelerator or 'no GPU'})"
+            candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
+        else:
+            candidates = fitting_hosts(settings)
         for said in _claimed(candidates, settings, plan, store, who):
             if isinstance(said, SSHMachine):
                 machine = said
@@ -68,13 +70,12 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
                 yield said
         assert machine is not None, "a claim that fails raises"
         discard_refreshed(machine, plan, run)
-        yield MachineSession(machine, store, settings, run, provider=provider)
     except BaseException:
         if machine is not None:
             machine.release()
-        if provider is not None:
-            provider.down(name)
+        _give_back(provider, name)
         raise
+    yield MachineSession(machine, store, settings, run, provider=provider)
 
 
 def release_machine(session: MachineSession) -> None:
@@ -84,8 +85,16 @@ def release_machine(session: MachineSession) -> None:
             end_job(job, session.machine)
     finally:
         in_use = session.machine.release()
-        if session.provider is not None and not in_use:
-            session.provider.down(session.machine.name)
+        if not in_use:
+            _give_back(session.provider, session.machine.name)
+
+
+def _give_back(provider: Provider | None, name: str) -> None:
+    try:
+        if provider is not None:
+            provider.down(name)
+    except (MachineError, BadInput) as error:
+        logger.warning("%s was not given back, it goes down by itself when nothing runs there: %s", name, error)
 
 
 @contextmanager
