@@ -25,7 +25,7 @@ PLAIN_SECONDS = 10.0
 @contextmanager
 def stages_shown() -> Iterator[Console]:
     """Show the stages of the flow that runs inside."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     bars = Progress(
         TextColumn("  {task.description:<14}"),
         BarColumn(bar_width=30),
@@ -83,7 +83,7 @@ class _Screen(logging.Handler):
 
 def print_record(record: RunRecord, console: Console | None = None) -> None:
     """The run's stages, accuracies and paths."""
-    console = console or Console(file=sys.stdout, highlight=False)
+    console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
     console.print(f"\n[bold]{record.run_id}[/]  {record.state.lower()} in {record.seconds:.1f} s")
     if record.error:
         console.print(f"[red]{_escaped(record.error)}[/]")

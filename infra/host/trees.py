@@ -8,6 +8,7 @@ Where a tree is received:
     files/          as far as they have come
     entries.json    what they are to become
     done            a line "index offset" for each stretch of a large file that is there
+    digests         a line "index sha256 time" for each large file that came in order, hashed on its way
 
 Decision: a small file is there when it has its size; a large one is noted stretch by stretch, so several streams fill
 it at once and a broken transfer goes on where it stopped. Neither is believed: nothing is moved into place before every
@@ -101,6 +102,7 @@ def receive(incoming: Path, entries: Sequence[Entry], read: Callable[[int], byte
     """
     read = _buffered(read)
     files = f"{incoming}/files"
+    hashing = _Hashing(-1)
     done = os.open(incoming / "done", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         while True:
@@ -109,22 +111,28 @@ def receive(incoming: Path, entries: Sequence[Entry], read: Callable[[int], byte
                 return
             if index >= len(entries) or offset + length > entries[index][1]:
                 raise BadTree("a frame does not belong to this tree")
-            _write_stretch(f"{files}/{entries[index][0]}", offset, length, read)
+            hashing = hashing.from_here(index, offset)
+            _write_stretch(f"{files}/{entries[index][0]}", offset, length, read, hashing)
             if entries[index][1] > STRETCH:
                 os.write(done, f"{index} {offset}\n".encode())
+                if hashing.at == entries[index][1]:
+                    _note_digest(incoming, index, entries[index][0], hashing.sha256.hexdigest())
     finally:
         os.close(done)
 
 
 def finish(incoming: Path, entries: Sequence[Entry]) -> list[str]:
     """Compare every file with its digest; those that differ are removed, and named. Then the tree is whole."""
-    batches = [entries[start : start + BATCH] for start in range(0, len(entries), BATCH)]
+    digests = _noted_digests(incoming, entries)
+    unknown = [index for index in range(len(entries)) if index not in digests]
+    batches = [unknown[start : start + BATCH] for start in range(0, len(unknown), BATCH)]
     with ThreadPoolExecutor(HASHERS) as pool:
-        hashed = pool.map(lambda batch: [_digest(f"{incoming}/files/{path}") for path, _, _ in batch], batches)
-        digests = [digest for batch in hashed for digest in batch]
+        for found in pool.map(lambda batch: {i: _digest(f"{incoming}/files/{entries[i][0]}") for i in batch}, batches):
+            digests |= found
     wrong = [index for index, entry in enumerate(entries) if digests[index] != entry[2]]
     for index in wrong:
         (incoming / "files" / entries[index][0]).unlink(missing_ok=True)
+    (incoming / "digests").unlink(missing_ok=True)
     if wrong:
         _note(incoming, {(index, at) for index, at in _done(incoming) if index not in wrong})
         return [entries[index][0] for index in wrong]
@@ -138,7 +146,24 @@ def tree_name(entries: Sequence[Entry]) -> str:
     return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()[:16]
 
 
-def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], bytes]) -> None:
+class _Hashing:
+    """The digest of a file whose stretches come in order, taken while they are in memory."""
+
+    def __init__(self, index: int, at: int = 0) -> None:
+        self.index, self.at = index, at
+        self.sha256 = hashlib.sha256()
+
+    def from_here(self, index: int, offset: int) -> "_Hashing":
+        """Itself where it goes on, another where it does not."""
+        return self if (index, offset) == (self.index, self.at) else _Hashing(index, 0 if offset == 0 else -1)
+
+    def take(self, data: memoryview) -> None:
+        if self.at >= 0:
+            self.sha256.update(data)
+            self.at += len(data)
+
+
+def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], bytes], hashing: _Hashing) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         if os.fstat(descriptor).st_nlink > 1:
@@ -148,6 +173,7 @@ def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], by
             if not piece:
                 raise EOFError("the other side is gone")
             view = memoryview(piece)
+            hashing.take(view)
             length -= len(piece)
             while view:
                 written = os.pwrite(descriptor, view, offset)
@@ -221,6 +247,28 @@ def _digest(path: str) -> str:
         with open(path, "rb", buffering=0) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
+        return ""
+
+
+def _note_digest(incoming: Path, index: int, path: str, digest: str) -> None:
+    with open(incoming / "digests", "a") as notes:
+        notes.write(f"{index} {digest} {os.stat(f'{incoming}/files/{path}').st_mtime_ns}\n")
+
+
+def _noted_digests(incoming: Path, entries: Sequence[Entry]) -> dict[int, str]:
+    """Of files that one process has received whole, in order, and nobody has written to since."""
+    try:
+        lines = [line.split() for line in (incoming / "digests").read_text().splitlines()]
+    except FileNotFoundError:
+        return {}
+    noted = {int(line[0]): (line[1], line[2]) for line in lines if len(line) == 3 and line[0].isdigit()}
+    return {index: digest for index, (digest, at) in noted.items() if _written_at(incoming, entries[index][0]) == at}
+
+
+def _written_at(incoming: Path, path: str) -> str:
+    try:
+        return str(os.stat(f"{incoming}/files/{path}").st_mtime_ns)
+    except OSError:
         return ""
 
 

@@ -127,13 +127,16 @@ def test_from_run_to_the_first_remote_line(
 ) -> None:
     """The whole command, tokenization cached: from its start to the first line that the host's job has printed."""
     config = config_file(sft={"steps": 10}, rl=None, data={"heldout": None})
-    environment = {**command_environment, "COLUMNS": "300"}
     times = []
     for turn in range(REPEATS + 1):
         command = [sys.executable, "-m", "flows.cli", "run", str(config), "--machine", "host-a"]
         began = time.perf_counter()
         run = subprocess.Popen(
-            [*command, "--set", f"seed={turn}"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+            [*command, "--set", f"seed={turn}"],
+            env=command_environment,
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert run.stderr is not None
         for line in run.stderr:

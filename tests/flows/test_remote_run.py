@@ -34,7 +34,7 @@ def start(
 
     def start(*arguments: str | Path) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
-        environment = {**command_environment, **variables, "COLUMNS": "300"}
+        environment = {**command_environment, **variables}
         started.append(
             subprocess.Popen(
                 command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
