@@ -55,19 +55,19 @@ def claim_all(machines: Sequence[SSHMachine], deadline: float) -> Iterator[str]:
 
 
 def group_jobs(
-    name: str, module: str, machines: Sequence[Machine], rendezvous: str, processes: int, limits: Mapping[str, float]
+    name: str, module: str, machines: Sequence[SSHMachine], port: int, processes: int, limits: Mapping[str, float]
 ) -> list[Member]:
-    """A job for each machine: torchrun of `module` with `processes` per machine, meeting at `rendezvous` (host:port).
+    """A job for each machine: torchrun of `module` with `processes` per machine, meeting at a port of the first.
 
     The module is given the job's directory. `limits`: time_limit, unattended_limit and stall_limit, in seconds.
     """
     members = []
-    address, _, port = rendezvous.rpartition(":")
+    first = machines[0].remote.host
     for rank, machine in enumerate(machines):
         command = (
             machine.python, "-m", "torch.distributed.run",
             f"--nnodes={len(machines)}", f"--node-rank={rank}", f"--nproc-per-node={processes}",
-            f"--master-addr={address}", f"--master-port={port}", "--max-restarts=0",
+            f"--master-addr={first.address or first.host}", f"--master-port={port}", "--max-restarts=0",
             "-m", module, "{directory}",
         )  # fmt: skip
         spec: dict[str, Any] = {"rank": rank, "machines": [machine.name for machine in machines]}

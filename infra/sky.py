@@ -21,6 +21,7 @@ from pathlib import Path
 
 from infra.errors import MachineError
 from infra.inventory import Host
+from infra.ssh import server_name
 from rollouts_core.config import MachineConfig
 from rollouts_core.errors import BadInput
 
@@ -77,7 +78,7 @@ class SkyPilot:
         if not keys:
             raise MachineError(f"{name}: SkyPilot does not tell its host key")
         port = int(found.get("port", "22"))
-        address = found["hostname"] if port == 22 else f"[{found['hostname']}]:{port}"
+        address = server_name(found["hostname"], port)
         known_hosts = _folder() / f"{name}.known_hosts"
         known_hosts.write_text("".join(f"{address} {kind} {key}\n" for kind, key in keys))
         return Host(

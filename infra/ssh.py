@@ -81,9 +81,9 @@ def connect(name: str, host: Host) -> Connection:
         raise
 
 
-def server_name(host: Host) -> str:
+def server_name(host: str, port: int) -> str:
     """As known-hosts files write it."""
-    return host.host if host.port == 22 else f"[{host.host}]:{host.port}"
+    return host if port == 22 else f"[{host}]:{port}"
 
 
 def _client(name: str, host: Host, through: Connection | None) -> paramiko.SSHClient:
@@ -148,7 +148,7 @@ def _explained(name: str, host: Host, error: BaseException) -> BaseException:
         case BadInput() | Unreachable() | KeyboardInterrupt():
             return error
         case paramiko.BadHostKeyException():
-            forget = f"ssh-keygen -f {shlex.quote(str(host.known_hosts.expanduser()))} -R '{server_name(host)}' && "
+            forget = f"ssh-keygen -f {shlex.quote(str(host.known_hosts.expanduser()))} -R '{server_name(host.host, host.port)}' && "
             return BadInput(_key_problem(name, host, error.key, "HAS CHANGED", forget))
         case paramiko.PasswordRequiredException():
             return BadInput(f"{where}: the private key {host.key or 'in ~/.ssh'} has a passphrase: ssh-add it")
@@ -167,7 +167,7 @@ def _explained(name: str, host: Host, error: BaseException) -> BaseException:
 
 def _key_problem(name: str, host: Host, key: paramiko.PKey, what: str, forget: str) -> str:
     digest = base64.b64encode(sha256(key.asbytes()).digest()).decode().rstrip("=")
-    line = f"{server_name(host)} {key.get_name()} {key.get_base64()}"
+    line = f"{server_name(host.host, host.port)} {key.get_name()} {key.get_base64()}"
     file = shlex.quote(str(host.known_hosts.expanduser()))
     return (
         f"{name} ({host.host}:{host.port}): its host key {key.get_name()} SHA256:{digest} {what}, so it is refused. "

@@ -17,6 +17,7 @@ from rollouts_core.store.local import LocalStore
 from tests.hosts import HostMachine
 
 Hosts = tuple[HostMachine, HostMachine]
+PORT = 29500
 LIMITS = {"time_limit": 120.0, "unattended_limit": 120.0, "stall_limit": 120.0}
 
 
@@ -54,15 +55,15 @@ def states(members: list[Machine], name: str) -> list[str]:
     return [machine.watch(f"{name}-{rank}", Offsets(), 0.0).status.state for rank, machine in enumerate(members)]
 
 
-def test_two_hosts_reduce_together(machines: list[SSHMachine], hosts: Hosts) -> None:
-    members = group_jobs("sum", "tests.infra.all_reduce", machines, f"{hosts[0].address}:29500", 1, LIMITS)
+def test_two_hosts_reduce_together(machines: list[SSHMachine]) -> None:
+    members = group_jobs("sum", "tests.infra.all_reduce", machines, PORT, 1, LIMITS)
     lines = [(line.machine, line.text) for line in run_group(members, 30.0)]
     assert ("host-a", "rank 0 of 2: sum 3") in lines
     assert ("host-b", "rank 1 of 2: sum 3") in lines
 
 
 def test_the_death_of_one_host_ends_the_group_and_is_named(machines: list[SSHMachine], hosts: Hosts) -> None:
-    members = group_jobs("wait", "tests.infra.all_reduce", machines, f"{hosts[0].address}:29500", 1, LIMITS)
+    members = group_jobs("wait", "tests.infra.all_reduce", machines, PORT, 1, LIMITS)
 
     def killed_in_the_middle() -> None:
         summed = 0
@@ -78,7 +79,7 @@ def test_the_death_of_one_host_ends_the_group_and_is_named(machines: list[SSHMac
 
 
 def test_all_or_none_start(machines: list[SSHMachine], hosts: Hosts) -> None:
-    members = group_jobs("none", "tests.infra.all_reduce", machines, f"{hosts[0].address}:29500", 1, LIMITS)
+    members = group_jobs("none", "tests.infra.all_reduce", machines, PORT, 1, LIMITS)
     (hosts[1].work / "store").mkdir(parents=True)
     (hosts[1].work / "store" / "jobs").touch()
     with pytest.raises(MachineError, match=r"host-b: .*could not be set up"):
