@@ -148,7 +148,8 @@ def _explained(name: str, host: Host, error: BaseException) -> BaseException:
         case BadInput() | Unreachable() | KeyboardInterrupt():
             return error
         case paramiko.BadHostKeyException():
-            forget = f"ssh-keygen -f {shlex.quote(str(host.known_hosts.expanduser()))} -R '{server_name(host.host, host.port)}' && "
+            file = shlex.quote(str(host.known_hosts.expanduser()))
+            forget = f"ssh-keygen -f {file} -R '{server_name(host.host, host.port)}' && "
             return BadInput(_key_problem(name, host, error.key, "HAS CHANGED", forget))
         case paramiko.PasswordRequiredException():
             return BadInput(f"{where}: the private key {host.key or 'in ~/.ssh'} has a passphrase: ssh-add it")
