@@ -136,7 +136,7 @@ def _build(machine: SSHMachine, place: str, pins: list[str], wheels: Sequence[En
         spec["wheels"] = f"{machine.remote.work}/wheels/{name}"
     command = tuple(machine.remote.command("environment", "{directory}"))
     job = Job(f"environment-{Path(place).name}", command, spec, BUILD_SECONDS, BUILD_SECONDS, BUILD_SECONDS)
-    machine.start(job)
+    machine.start_beside(job)
     lines, last = Lines(), list[str]()
     for seen in watching(machine, job.name, machine.attempt(job.name), BUILD_SECONDS):
         if isinstance(seen, LogLine):

@@ -127,18 +127,15 @@ class SSHMachine:
         send_tree(self.remote, "code", self.code, root, entries)
 
     def start(self, job: Job) -> None:
-        variables = {
-            **passed_variables(self._settings),
-            "PYTHONPATH": f"{self.remote.work}/code/{self.code}",
-            COMMIT_VARIABLE: git_commit() or "",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus)),
-        }
-        started = self.remote.call(
-            "start", START_DEADLINE + MARGIN, job=asdict(job), variables=variables, lease=self._lease, token=self._token
-        )
-        if not started:
+        if self._lease is None:
+            raise LeaseLapsed(f"nothing is leased on {self.name} yet")
+        if not self._start(job, self._lease):
             self._lease = None
             raise LeaseLapsed(f"the lease on {self.name} has lapsed: it had not heard of this run for too long")
+
+    def start_beside(self, job: Job) -> None:
+        """Start a job that needs no GPU and so no lease."""
+        self._start(job, None)
 
     def watch(self, job: str, at: Offsets, wait: float) -> Watched:
         try:
@@ -217,6 +214,19 @@ class SSHMachine:
             return True
         finally:
             self.remote.close()
+
+    def _start(self, job: Job, lease: str | None) -> bool:
+        variables = {
+            **passed_variables(self._settings),
+            "PYTHONPATH": f"{self.remote.work}/code/{self.code}",
+            COMMIT_VARIABLE: git_commit() or "",
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus)),
+        }
+        deadline = START_DEADLINE + MARGIN
+        started: bool = self.remote.call(
+            "start", deadline, job=asdict(job), variables=variables, lease=lease, token=self._token
+        )
+        return started
 
     def _send(self, artifact: ArtifactId) -> Iterator[str]:
         if not self._store.has(artifact):

@@ -18,7 +18,7 @@ def is_held(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return not try_lock(file.fileno())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

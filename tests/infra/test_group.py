@@ -56,6 +56,7 @@ def states(members: list[Machine], name: str) -> list[str]:
 
 
 def test_two_hosts_reduce_together(machines: list[SSHMachine]) -> None:
+    list(claim_all(machines, 30.0))
     members = group_jobs("sum", "tests.infra.all_reduce", machines, PORT, 1, LIMITS)
     lines = [(line.machine, line.text) for line in run_group(members, 30.0)]
     assert ("host-a", "rank 0 of 2: sum 3") in lines
@@ -63,6 +64,7 @@ def test_two_hosts_reduce_together(machines: list[SSHMachine]) -> None:
 
 
 def test_the_death_of_one_host_ends_the_group_and_is_named(machines: list[SSHMachine], hosts: Hosts) -> None:
+    list(claim_all(machines, 30.0))
     members = group_jobs("wait", "tests.infra.all_reduce", machines, PORT, 1, LIMITS)
 
     def killed_in_the_middle() -> None:
@@ -79,6 +81,7 @@ def test_the_death_of_one_host_ends_the_group_and_is_named(machines: list[SSHMac
 
 
 def test_all_or_none_start(machines: list[SSHMachine], hosts: Hosts) -> None:
+    list(claim_all(machines, 30.0))
     members = group_jobs("none", "tests.infra.all_reduce", machines, PORT, 1, LIMITS)
     (hosts[1].work / "store").mkdir(parents=True)
     (hosts[1].work / "store" / "jobs").touch()

@@ -185,6 +185,12 @@ def test_a_queue_has_a_deadline(reach: Callable[..., SSHMachine]) -> None:
         list(reach("the second run", wait_hours=0.0001).claim([]))
 
 
+def test_without_a_lease_nothing_is_started(reach: Callable[..., SSHMachine], hosts: Hosts) -> None:
+    with pytest.raises(LeaseLapsed, match="nothing is leased on host-a yet"):
+        reach("a run").start(job("true", "job"))
+    assert not (hosts[0].work / "store" / "jobs").exists()
+
+
 def test_a_run_that_was_not_heard_of_must_claim_again(reach: Callable[..., SSHMachine], hosts: Hosts) -> None:
     machine = reach("a run")
     list(machine.claim([]))

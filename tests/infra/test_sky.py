@@ -78,9 +78,9 @@ def test_a_machine_is_rented_used_and_taken_down(rented: Callable[[], MachineSes
     task = json.loads((sky / "task.yaml").read_text())
     assert task["resources"] == {"accelerators": "H100:2", "autostop": {"idle_minutes": 5, "down": True}}
     session.machine.start(Job("job", ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES"), {}, 60.0, 60.0, 60.0))
-    while not (log := session.machine.watch("job", Offsets(), 1.0).log):
+    while session.machine.watch("job", Offsets(log=4), 1.0).status.state == "running":
         pass
-    assert log == b"0,1\n"
+    assert session.machine.watch("job", Offsets(), 0.0).log == b"0,1\n"
     release_machine(session)
     assert [call[0] for call in calls(sky)] == ["launch", "exec", "down"]
     assert calls(sky)[-1] == ["down", "-y", session.machine.name]
