@@ -143,6 +143,10 @@ def hosts_impossible() -> str:
         return f"hosts need {', '.join(missing)}: install openssh-server and iproute2"
     if os.geteuid() != 0:
         return "hosts need root, for network namespaces"
+    probe = f"rollouts-probe-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", probe], capture_output=True).returncode:
+        return "hosts need the right to make network namespaces"
+    _ip("netns", "del", probe)
     return ""
 
 
