@@ -58,6 +58,12 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def training_on(host: HostMachine) -> Path:
+    """The directory of the SFT job there, once it has logged its first steps."""
+    metrics: Path = until(lambda: next((host.work / "store" / "jobs").glob("sft-*/metrics.jsonl"), None), "metrics")
+    return metrics.parent
+
+
 def files_of(artifact: Path) -> dict[str, str]:
     """Digests; metrics hold times, which differ."""
     entries = json.loads((artifact / "manifest.json").read_text())["files"]
@@ -112,7 +118,7 @@ def test_the_orchestrator_is_killed_and_the_retry_finds_its_job_and_its_log(
 ) -> None:
     config = config_file(sft={"steps": 3000, "log_every": 10}, rl=None, data={"heldout": None})
     first = start("run", config, "--machine", "host-a")
-    job = until(lambda: next((hosts[0].work / "store" / "jobs").glob("sft-*/metrics.jsonl"), None), "metrics").parent
+    job = training_on(hosts[0])
     process = job_process(job)
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -140,7 +146,7 @@ def test_cancel_ends_the_orchestrator_and_the_job_on_its_host(
 ) -> None:
     config = config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None})
     run = start("run", config, "--machine", "host-a")
-    job = until(lambda: next((hosts[0].work / "store" / "jobs").glob("sft-*/metrics.jsonl"), None), "metrics").parent
+    job = training_on(hosts[0])
     process = job_process(job)
     (live,) = rollouts("runs", "--json", **variables).json()
     following = start("logs", live["run_id"], "-f")
@@ -177,7 +183,7 @@ def test_a_killed_orchestrators_job_is_cancelled_from_its_record(
 ) -> None:
     config = config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None})
     run = start("run", config, "--machine", "host-a")
-    job = until(lambda: next((hosts[0].work / "store" / "jobs").glob("sft-*/metrics.jsonl"), None), "metrics").parent
+    job = training_on(hosts[0])
     run.send_signal(signal.SIGKILL)
     run.communicate()
     (lost,) = rollouts("runs", "--json", **variables).json()
@@ -224,7 +230,7 @@ def test_a_host_that_is_switched_off_in_the_middle_is_waited_for_no_longer_than_
     limit = {"unreachable_limit_hours": 5 / 3600}
     config = config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None}, machine=limit)
     run = start("run", config, "--machine", "host-a")
-    until(lambda: next((hosts[0].work / "store" / "jobs").glob("sft-*/metrics.jsonl"), None), "metrics")
+    training_on(hosts[0])
     hosts[0].kill_everything()
     output, _ = run.communicate(timeout=DEADLINE)
     assert run.returncode == 1

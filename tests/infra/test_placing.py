@@ -8,7 +8,7 @@ from rollouts_core.stages.specs import EvaluateSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.identity import External
 
-PLACE = "/work/inputs"
+PLACE = "/host/inputs"
 
 
 def stage(external: External) -> Stage:
