@@ -56,3 +56,27 @@ def describe(problems: Sequence[str], where: str) -> str:
     if len(problems) == 1:
         return heading + problems[0]
     return f"{heading}{len(problems)} problems" + "".join(f"\n  - {problem}" for problem in problems)
+
+
+class OutsideVocabulary(BadInput):
+    """A prompt holds token ids that the model does not know."""
+
+
+class EngineError(RolloutsError):
+    """An inference engine could not do what it was asked."""
+
+
+class EngineUnavailable(EngineError):
+    """It is away, or broke off: the same request may succeed later, or elsewhere."""
+
+
+class EngineRefused(EngineError):
+    """It does not take the request, and never will."""
+
+
+class MalformedAnswer(EngineError):
+    """What it says makes no sense."""
+
+
+class RolloutsStalled(RolloutsError):
+    """No batch came in time; the message names what was waited for."""

@@ -1,12 +1,18 @@
 """What generates: token ids in; token ids, log-probabilities and weight versions out.
 
-Text never crosses this boundary, so nothing is decoded and encoded again between engine and trainer.
+Decision: text never crosses this boundary, so nothing is decoded and encoded again between engine and trainer.
+
+Decision: the protocol is asynchronous and knows one request at a time. Batching is the engine's business, and which
+answers are still wanted is the rollout manager's; between them there is a request, an answer, and a cancellation.
+A caller that stops waiting has aborted its request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from rollouts_core.errors import ContextOverflow, OutsideVocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -19,18 +25,23 @@ class GenerationRequest:
     request_id: str
     prompt_tokens: tuple[int, ...]
     max_new_tokens: int
+    """Of the whole answer, `generated` included."""
     stop_token_ids: tuple[int, ...]
     temperature: float = 1.0
     """0 is greedy."""
     seed: int = 0
-    """The request's draws follow from this alone."""
+    """The request's draws follow from this alone, where the engine can do that; see each engine."""
+    generated: tuple[int, ...] = ()
+    """The answer's tokens that are there already, from an earlier try; generation goes on behind them."""
+    session: str = ""
+    """Requests of one session go to the same replica, which has their common prefix in its cache."""
 
 
 @dataclass(frozen=True)
 class Completion:
     request_id: str
     tokens: tuple[int, ...]
-    """What was sampled, the stop token included."""
+    """What was sampled, behind the request's `generated`; the stop token included."""
     log_probs: tuple[float, ...]
     """Per token, under the temperature it was sampled with (greedy: under temperature 1)."""
     weight_versions: tuple[int, ...]
@@ -38,27 +49,61 @@ class Completion:
     finish_reason: FinishReason
 
 
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a request must keep to, known before it is sent."""
+
+    max_length: int
+    """The context: prompt and answer together."""
+    vocab_size: int
+
+
 class InferenceEngine(Protocol):
     """Serves one policy."""
 
     @property
     def weight_version(self) -> int:
-        """The version of the weights that the next token is made with."""
+        """The version that all of the engine has; -1 until weights were given."""
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Answer all requests, in the order given.
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Answer one request; many may be under way.
 
-        Raises `ContextOverflow` before anything is generated when a request does not fit.
+        Raises `ContextOverflow` or `OutsideVocabulary` before anything is generated, `EngineUnavailable` when the
+        engine is away or breaks off, `EngineRefused` when it does not take the request, `MalformedAnswer` when what
+        it says makes no sense.
         """
 
-    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
-        """Answer all requests, each as soon as it ends. Raises as `generate` does."""
-
-    def abort(self, request_ids: Sequence[str]) -> None:
+    async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at once; they complete with what they have and finish reason 'abort'."""
 
-    def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Replace the weights. Raises `WeightMismatch` and changes nothing when names or shapes differ."""
+    async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        """Replace the weights everywhere, and see that it was done. Requests under way go on with the new ones.
 
-    def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
-        """Replace the weights by those of a Hugging Face model directory."""
+        Raises `WeightMismatch` and changes nothing when names or shapes differ, `EngineUnavailable` when no part of
+        the engine could be brought to `version`.
+        """
+
+    async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
+        """Replace the weights by those of a Hugging Face model directory. Raises as `update_weights` does."""
+
+    async def release_memory(self) -> None:
+        """Give the device's memory to the trainer beside it; no request may be under way."""
+
+    async def resume_memory(self) -> None:
+        """Take it back. Weights must be given again before anything is generated."""
+
+
+def check_request(request: GenerationRequest, limits: ModelLimits) -> None:
+    """Raises `ContextOverflow` or `OutsideVocabulary`: some servers die of what these refuse."""
+    length = len(request.prompt_tokens)
+    if length + request.max_new_tokens > limits.max_length or not length:
+        raise ContextOverflow(
+            f"request {request.request_id}: prompt of {length} tokens and an answer of "
+            f"{request.max_new_tokens} do not fit a context of {limits.max_length}"
+        )
+    tokens = (*request.prompt_tokens, *request.generated)
+    if wrong := [token for token in tokens if not 0 <= token < limits.vocab_size]:
+        raise OutsideVocabulary(
+            f"request {request.request_id}: token {wrong[0]} is not in the model's vocabulary of {limits.vocab_size}: "
+            "is the tokenizer another model's?"
+        )

@@ -1,34 +1,60 @@
-"""The embedded engine: torch in this process, with a key-value cache and continuous batching.
+"""The embedded engine's inside: torch in this process, with a key-value cache and continuous batching.
 
 A request waits until a row is free, is prefilled together with the others admitted in the same turn, and from then on
-decodes one token per turn with everything that is running; its row is free again the moment it ends. It is what runs
-where there is neither GPU nor SGLang, and the reference the other engines are compared with.
+decodes one token per turn with everything that is running; its row is free again the moment it ends. Requests with one
+prompt, as a group's samples are, are prefilled once. It is what runs where there is neither GPU nor SGLang, and the
+reference the other engines are compared with.
+
+Decision: running requests occupy rows 0 to n-1; when one ends, the last row moves into its place.
 
 Decision: a request's tokens and log-probabilities are the same bits whichever requests share its batch, so that after a
-kill the finished ones are kept and only the rest are generated again. Matrix products take another path when they have
-a handful of rows, and attention when its columns end off a vector; so rows and columns come in whole tiles. On the CPU
-this needs MKL_CBWR=AUTO as well (see `stages.job`), without which MKL's results depend on where its operands lie.
+kill the finished ones are kept and only the rest are generated again. So rows and columns come in whole tiles. On the
+CPU this needs MKL_CBWR=AUTO as well (see `stages.job`), without which MKL's results depend on where its operands lie.
 
-Legend: B requests of this forward pass, T their new tokens, V vocabulary, L cached columns.
+Decision: new weights make what was cached of running requests worthless, so they are read again before they go on.
+
+Legend: B requests of this forward pass, V vocabulary.
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from rollouts_core.errors import ContextOverflow, WeightMismatch
-from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest
-from rollouts_core.inference.kv_cache import RowCache
+from rollouts_core.errors import WeightMismatch
+from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest, ModelLimits, check_request
+from rollouts_core.inference.fused import FusedDecoder, is_fusable
+from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
+from rollouts_core.inference.tiles import round_up
 
-TILE = 16
-"""Rows and columns of a forward pass are padded to multiples of this."""
+PREFILL_TOKENS = 16384
+"""Prompts admitted in one turn, in tokens with their padding; at least one is."""
+
+
+class Decoder(Protocol):
+    """A model with a cache of rows."""
+
+    device: torch.device
+    weights: Mapping[str, torch.Tensor]
+
+    def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
+        """Read whole sequences into rows from `first_row` on; logits BV after each one's last token."""
+
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """One more token for rows 0 to B-1, each at its own position; logits BV."""
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Give `target` what `source` holds of its first `length` tokens."""
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights; names and shapes have been checked."""
 
 
 @dataclass
@@ -39,9 +65,18 @@ class _Running:
     versions: list[int] = field(default_factory=list)
 
     @property
+    def sequence(self) -> tuple[int, ...]:
+        return (*self.request.prompt_tokens, *self.request.generated, *self.tokens)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens of the answer so far, those of earlier tries included."""
+        return len(self.request.generated) + len(self.tokens)
+
+    @property
     def position(self) -> int:
         """Where the last sampled token stands in the sequence."""
-        return len(self.request.prompt_tokens) + len(self.tokens) - 1
+        return len(self.request.prompt_tokens) + self.drawn - 1
 
 
 class TorchEngine:
@@ -49,14 +84,10 @@ class TorchEngine:
 
     def __init__(self, model: nn.Module, max_length: int, max_running_requests: int = 256) -> None:
         """`max_length`: the context, prompt and answer together. The engine owns the model from here on."""
-        self._model = model.eval()
-        self._max_length = max_length
+        self.limits = ModelLimits(max_length, model.config.vocab_size)
         self._rows = max_running_requests
-        self._device = next(model.parameters()).device
-        dtype = next(model.parameters()).dtype
-        self._cache = RowCache(
-            model.config, _round_up(max_running_requests), _round_up(max_length), dtype, self._device
-        )
+        make = FusedDecoder if is_fusable(model) else CachedDecoder
+        self._decoder: Decoder = make(model.eval().requires_grad_(False), max_running_requests, max_length)
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
         self._finished: dict[str, Completion] = {}
@@ -71,10 +102,12 @@ class TorchEngine:
         return bool(self._waiting or self._running)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Answer all requests, in the order given. Raises as `check_request` does, before anything is generated."""
         finished = {completion.request_id: completion for completion in self.stream(requests)}
         return [finished[request.request_id] for request in requests]
 
     def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[Completion]:
+        """Answer all requests, each as soon as it ends. Raises as `generate` does."""
         self.submit(requests)
         while self.busy:
             for completion in self.step():
@@ -82,23 +115,20 @@ class TorchEngine:
                 yield completion
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests for `step`. Raises `ContextOverflow` and queues none when one does not fit."""
+        """Queue requests for `step`, or none when one is wrong."""
         for request in requests:
-            needed = len(request.prompt_tokens) + request.max_new_tokens
-            if needed > self._max_length or not request.prompt_tokens:
-                raise ContextOverflow(
-                    f"request {request.request_id}: prompt of {len(request.prompt_tokens)} tokens and an answer of "
-                    f"{request.max_new_tokens} do not fit a context of {self._max_length}"
-                )
+            check_request(request, self.limits)
         self._waiting.extend(_Running(request) for request in requests)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Admit what fits, make one token for everything that runs, and return what ended."""
         before = set(self._finished)
-        admitted = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._rows - len(self._running)))]
+        admitted = self._admitted()
         if self._running:
-            self._decode()
+            tokens = [entry.tokens[-1] for entry in self._running]
+            positions = [entry.position for entry in self._running]
+            self._sample(self._decoder.decode(tokens, positions), self._running)
         if admitted:
             self._prefill(admitted)
         self._retire()
@@ -109,6 +139,7 @@ class TorchEngine:
         return self._finished.pop(request_id, None)
 
     def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests at once; they complete with what they have."""
         ended = set(request_ids)
         for entry in [entry for entry in self._waiting if entry.request.request_id in ended]:
             self._waiting.remove(entry)
@@ -119,69 +150,56 @@ class TorchEngine:
                 self._free(row)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        own = dict(self._model.named_parameters())
-        if wrong := _differences(own, weights):
+        """Raises `WeightMismatch` and changes nothing when names or shapes differ."""
+        if wrong := _differences(self._decoder.weights, weights):
             raise WeightMismatch(f"weight version {version} does not fit the engine's model: " + "; ".join(wrong))
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(weights[name])
+        self._decoder.load(weights)
         self._version = version
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
 
     def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
+        """Take the weights of a Hugging Face model directory."""
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(path.glob("*.safetensors")):
-            weights |= load_file(file, device=str(self._device))
-        own = set(dict(self._model.named_parameters()))
+            weights |= load_file(file, device=str(self._decoder.device))
+        own = self._decoder.weights
         self.update_weights({name: tensor for name, tensor in weights.items() if name in own}, version)
 
+    def _admitted(self) -> list[_Running]:
+        admitted: list[_Running] = []
+        longest = 0
+        while self._waiting and len(self._running) + len(admitted) < self._rows:
+            longest = max(longest, round_up(len(self._waiting[0].sequence)))
+            if admitted and longest * (len(admitted) + 1) > PREFILL_TOKENS:
+                break
+            admitted.append(self._waiting.popleft())
+        return admitted
+
     def _prefill(self, admitted: list[_Running]) -> None:
-        """Prompts are padded on the left, so that each one's last token stands in the last column."""
+        """Each sequence once; who shares it gets a copy of its row."""
+        sequences = list(dict.fromkeys(entry.sequence for entry in admitted))
         first = len(self._running)
-        lengths = [len(entry.request.prompt_tokens) for entry in admitted]
-        longest = _round_up(max(lengths))
-        tokens_BT = torch.zeros((len(admitted), longest), dtype=torch.long)
-        for row, entry in enumerate(admitted):
-            tokens_BT[row, longest - lengths[row] :] = torch.tensor(entry.request.prompt_tokens)
-        positions_BT = torch.arange(longest)[None] - (longest - torch.tensor(lengths))[:, None]
-        self._running += admitted
-        self._forward(tokens_BT, positions_BT, first, admitted)
+        logits_UV = self._decoder.prefill(sequences, first)
+        source = {sequence: number for number, sequence in enumerate(sequences)}
+        placed: list[_Running | None] = [None] * len(sequences)
+        for entry in admitted:
+            number = source[entry.sequence]
+            if placed[number] is None:
+                placed[number] = entry
+            else:
+                self._decoder.copy_row(first + number, first + len(placed), len(entry.sequence))
+                placed.append(entry)
+        entries = [entry for entry in placed if entry is not None]
+        chosen = torch.tensor([source[entry.sequence] for entry in entries], device=logits_UV.device)
+        self._running += entries
+        self._sample(logits_UV[chosen], entries)
 
-    def _decode(self) -> None:
-        """Rows that nobody uses are padding, up to the next multiple of the tile."""
-        rows = _round_up(len(self._running))
-        tokens_BT = torch.zeros((rows, 1), dtype=torch.long)
-        positions_BT = torch.full((rows, 1), -1)
-        for row, entry in enumerate(self._running):
-            tokens_BT[row], positions_BT[row] = entry.tokens[-1], entry.position
-        self._forward(tokens_BT, positions_BT, 0, list(self._running))
-
-    def _forward(
-        self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, first_row: int, entries: list[_Running]
-    ) -> None:
-        """One forward pass and one sampled token for each entry. Negative positions are padding."""
-        positions_BT = positions_BT.to(self._device)
-        used = _round_up(int(positions_BT.max()) + 1)
-        padding_BT = positions_BT < 0
-        self._cache.aim(first_row, positions_BT.masked_fill(padding_BT, self._cache.length), used)
-        visible_BTL = torch.arange(used, device=self._device) <= positions_BT.clamp(min=0)[..., None]
-        dtype = self._cache.keys.dtype
-        mask_B1TL = torch.zeros(visible_BTL.shape, dtype=dtype, device=self._device)
-        mask_B1TL = mask_B1TL.masked_fill(~visible_BTL, torch.finfo(dtype).min)[:, None]
-        logits_BV = self._model(
-            input_ids=tokens_BT.to(self._device),
-            position_ids=positions_BT.clamp(min=0),
-            attention_mask=mask_B1TL,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=min(tokens_BT.shape[1], TILE),
-        ).logits[: len(entries), -1]
-        self._sample(logits_BV, entries)
-
-    def _sample(self, logits_BV: torch.Tensor, entries: list[_Running]) -> None:
+    def _sample(self, logits_BV: torch.Tensor, entries: Sequence[_Running]) -> None:
         seeds_B = np.array([entry.request.seed for entry in entries], np.uint64)
-        counts_B = np.array([len(entry.tokens) for entry in entries], np.uint64)
-        uniforms_B = torch.from_numpy(uniform_draws(seeds_B, counts_B)).to(self._device)
-        temperatures_B = torch.tensor([entry.request.temperature for entry in entries], device=self._device)
+        counts_B = np.array([entry.drawn for entry in entries], np.uint64)
+        uniforms_B = torch.from_numpy(uniform_draws(seeds_B, counts_B)).to(logits_BV.device)
+        temperatures_B = torch.tensor([entry.request.temperature for entry in entries], device=logits_BV.device)
         tokens_B, logprobs_B = sample_tokens(logits_BV, temperatures_B, uniforms_B)
         for entry, token, log_prob in zip(entries, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
             entry.tokens.append(token)
@@ -193,7 +211,7 @@ class TorchEngine:
             entry = self._running[row]
             if entry.tokens[-1] in entry.request.stop_token_ids:
                 self._finish(entry, "stop")
-            elif len(entry.tokens) == entry.request.max_new_tokens:
+            elif entry.drawn == entry.request.max_new_tokens:
                 self._finish(entry, "length")
             else:
                 continue
@@ -208,11 +226,7 @@ class TorchEngine:
         last = self._running.pop()
         if row < len(self._running):
             self._running[row] = last
-            self._cache.move_row(len(self._running), row)
-
-
-def _round_up(count: int) -> int:
-    return -(-count // TILE) * TILE
+            self._decoder.copy_row(len(self._running), row, last.position)
 
 
 def _differences(own: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> list[str]:

@@ -1,0 +1,30 @@
+"""Read by Python at its start, in the environment of an inference server on a host without a GPU.
+
+torchvision's compiled operators do not load beside a CPU build of torch, and importing it then fails on describing
+operators that do not exist. They are declared here, just before, and never called.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+OPERATORS = ("nms", "qnms", "roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d")
+BACKWARD = ("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d")
+
+
+class _BeforeTorchvision(MetaPathFinder):
+    declared: Any = None
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "torchvision" and self.declared is None:
+            import torch
+
+            if torch.version.cuda is None:
+                self.declared = torch.library.Library("torchvision", "DEF")
+                for operator in (*OPERATORS, *(f"_{name}_backward" for name in BACKWARD)):
+                    self.declared.define(f"{operator}(Tensor input) -> Tensor")
+
+
+sys.meta_path.insert(0, _BeforeTorchvision())

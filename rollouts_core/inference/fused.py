@@ -1,0 +1,217 @@
+"""A decoder written for generation, for the Llama family: Llama, Qwen2, Qwen3.
+
+Decision: a forward pass of transformers spends most of a small step on Python, on mask making and on many small
+operators. Here a layer is two matrix products fewer (q, k, v are one, gate and up are one), one rotation for queries and
+keys together, and the key-value cache is read in place. The weights are held once: the names of the checkpoint are views
+into the joined matrices, so new weights are copied straight to where they are used.
+
+Activations stand in columns, one a token: matrix products with the weights as they are stored were then a third faster on
+the CPU than with rows, and what splits or joins heads and halves is contiguous.
+
+Legend: B rows of the cache, T new tokens of each, N tokens of this pass, H query heads, K key-value heads, G all three
+kinds of heads, D head size, L columns of the cache, E hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rollouts_core.inference.tiles import TILE, round_up
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class _Layer:
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    """Qwen3's norms of each query head and each key head."""
+    key_norm: torch.Tensor | None
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    before_attention: torch.Tensor
+    before_mlp: torch.Tensor
+
+
+def is_fusable(model: nn.Module) -> bool:
+    """Whether `FusedDecoder` computes what this model computes."""
+    config: Any = model.config
+    plain = config.model_type in FAMILIES and config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    return bool(plain and set(kinds) == {"full_attention"} and model.model.layers[0].self_attn.o_proj.bias is None)
+
+
+class FusedDecoder:
+    """Holds the weights and the key-value cache of up to `rows` running requests; takes the model apart."""
+
+    def __init__(self, model: nn.Module, rows: int, length: int) -> None:
+        config: Any = model.config
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps = config.rms_norm_eps
+        self._length = round_up(length)
+        self.weights: dict[str, torch.Tensor] = {}
+        first = next(model.parameters())
+        self.device, dtype = first.device, first.dtype
+        self._embedding = self._kept("model.embed_tokens.weight", model.model.embed_tokens.weight)
+        self._layers = [self._layer(f"model.layers.{number}", layer) for number, layer in enumerate(model.model.layers)]
+        self._norm = self._column("model.norm.weight", model.model.norm.weight)
+        tied = config.tie_word_embeddings
+        self._head = self._embedding if tied else self._kept("lm_head.weight", model.lm_head.weight)
+        with torch.no_grad():
+            positions = torch.arange(self._length, device=self.device)[None]
+            cos, sin = model.model.rotary_emb(first.new_zeros(1, 1, 1), positions)
+        self._cos_DL, self._sin_DL = cos[0].t().contiguous(), sin[0].t().contiguous()
+        self._sin_DL[: self._size // 2] *= -1
+        rows = round_up(rows)
+        shape = (len(self._layers), 2, rows, self._kv_heads, self._length, self._size)
+        self._cache = torch.zeros(shape, dtype=dtype, device=self.device)
+        """Keys and values."""
+        widths = (config.hidden_size, self._size)
+        self._averages = {width: torch.full((TILE, width), 1 / width, device=self.device) for width in widths}
+        self._columns_L = torch.arange(self._length, device=self.device)
+        self._places_2RK = torch.arange(2 * rows * self._kv_heads, device=self.device).view(2, rows, self._kv_heads)
+
+    def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
+        """Read whole sequences into rows from `first_row` on; logits BV after each one's last token.
+
+        Padding is on the right: what it writes is overwritten before anything may look at it.
+        """
+        count, longest = len(sequences), round_up(max(map(len, sequences)))
+        tokens_BT = torch.zeros((count, longest), dtype=torch.long)
+        for row, sequence in enumerate(sequences):
+            tokens_BT[row, : len(sequence)] = torch.tensor(sequence)
+        rows = slice(first_row, first_row + count)
+        cos_DN, sin_DN = (table[:, :longest].repeat(1, count) for table in (self._cos_DL, self._sin_DL))
+        hidden_EN = self._embedded(tokens_BT.flatten().to(self.device))
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads_BGTD = self._heads_of(layer, hidden_EN, cos_DN, sin_DN).view(-1, self._size, count, longest)
+            heads_BGTD = heads_BGTD.permute(2, 0, 3, 1)
+            query, key, value = heads_BGTD.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+            cache[0, rows, :, :longest], cache[1, rows, :, :longest] = key, value
+            mixed_BHTD = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=self._heads != self._kv_heads
+            )
+            self._rest(layer, hidden_EN, mixed_BHTD.permute(1, 3, 0, 2).reshape(-1, count * longest))
+        last_B = torch.tensor([row * longest + len(sequence) - 1 for row, sequence in enumerate(sequences)])
+        return self._logits(hidden_EN[:, last_B.to(self.device)], count)
+
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """One more token for rows 0 to B-1, each at its own position; logits BV."""
+        count = len(tokens)
+        padding = [0] * (round_up(count) - count)
+        tokens_B = torch.tensor([*tokens, *padding], device=self.device)
+        positions_B = torch.tensor([*positions, *padding], device=self.device)
+        rows, used = len(tokens_B), round_up(max(positions) + 1)
+        mask_B11L = torch.zeros((rows, 1, 1, used), dtype=self._cache.dtype, device=self.device)
+        mask_B11L.masked_fill_((self._columns_L[:used] > positions_B[:, None])[:, None, None], float("-inf"))
+        places = (self._places_2RK[:, :rows] * self._length + positions_B[:, None]).flatten()
+        cos_DB, sin_DB = self._cos_DL[:, positions_B], self._sin_DL[:, positions_B]
+        hidden_EB = self._embedded(tokens_B)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads_BGD = self._heads_of(layer, hidden_EB, cos_DB, sin_DB).permute(2, 0, 1).contiguous()
+            query, key_value = heads_BGD[:, : self._heads], heads_BGD[:, self._heads :]
+            fresh = key_value.unflatten(1, (2, -1)).transpose(0, 1).reshape(-1, self._size)
+            cache.view(-1, self._size).index_copy_(0, places, fresh)
+            mixed_BKGD = F.scaled_dot_product_attention(
+                query.unflatten(1, (self._kv_heads, -1)),
+                cache[0, :rows, :, :used],
+                cache[1, :rows, :, :used],
+                attn_mask=mask_B11L,
+            )
+            self._rest(layer, hidden_EB, mixed_BKGD.flatten(1).t())
+        return self._logits(hidden_EB, count)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Give `target` the first `length` columns of `source`."""
+        self._cache[:, :, target, :, :length] = self._cache[:, :, source, :, :length]
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, own in self.weights.items():
+                own.copy_(weights[name])
+
+    def _embedded(self, tokens_N: torch.Tensor) -> torch.Tensor:
+        return F.embedding(tokens_N, self._embedding).t().contiguous()
+
+    def _heads_of(
+        self, layer: _Layer, hidden_EN: torch.Tensor, cos_DN: torch.Tensor, sin_DN: torch.Tensor
+    ) -> torch.Tensor:
+        """GDN: the rotated query heads, the rotated key heads, the value heads."""
+        normed_EN = self._normed(hidden_EN, layer.before_attention)
+        joined = layer.qkv @ normed_EN if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, layer.qkv, normed_EN)
+        heads_GDN = joined.view(-1, self._size, hidden_EN.shape[1])
+        turned = heads_GDN[: -self._kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            turned = self._scaled(turned)
+            turned[: self._heads] *= layer.query_norm
+            turned[self._heads :] *= layer.key_norm
+        half = self._size // 2
+        swapped = torch.cat((turned[:, half:], turned[:, :half]), dim=1)
+        torch.addcmul(turned * cos_DN, swapped, sin_DN, out=heads_GDN[: -self._kv_heads])
+        return heads_GDN
+
+    def _rest(self, layer: _Layer, hidden_EN: torch.Tensor, mixed_EN: torch.Tensor) -> None:
+        """What follows attention, added to `hidden_EN` in place."""
+        hidden_EN.addmm_(layer.out, mixed_EN)
+        gate, up = (layer.gate_up @ self._normed(hidden_EN, layer.before_mlp)).chunk(2)
+        hidden_EN.addmm_(layer.down, F.silu(gate).mul_(up))
+
+    def _normed(self, hidden_EN: torch.Tensor, weight_E1: torch.Tensor) -> torch.Tensor:
+        return self._scaled(hidden_EN).mul_(weight_E1)
+
+    def _scaled(self, columns_EN: torch.Tensor) -> torch.Tensor:
+        """Columns by their root mean square. The mean is a matrix product: sums over columns change bits with N."""
+        wide = columns_EN.float()
+        mean_1N = (self._averages[wide.shape[-2]] @ wide.square())[..., :1, :]
+        return (wide * torch.rsqrt(mean_1N + self._eps)).to(columns_EN.dtype)
+
+    def _logits(self, hidden_EB: torch.Tensor, count: int) -> torch.Tensor:
+        """Columns are padded to a tile, like everywhere."""
+        if missing := -hidden_EB.shape[1] % TILE:
+            hidden_EB = F.pad(hidden_EB, (0, missing))
+        return (self._head @ self._normed(hidden_EB, self._norm)).t()[:count]
+
+    def _layer(self, name: str, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = {part: getattr(attention, f"{part}_proj") for part in "qkv"}
+        qkv = self._joined({f"{name}.self_attn.{p}_proj.weight": m.weight for p, m in projections.items()})
+        bias = None
+        if attention.q_proj.bias is not None:
+            bias = self._joined({f"{name}.self_attn.{p}_proj.bias": m.bias for p, m in projections.items()})[:, None]
+        return _Layer(
+            qkv,
+            bias,
+            *(
+                self._column(f"{name}.self_attn.{part}.weight", getattr(attention, part).weight)
+                if getattr(attention, part, None) is not None
+                else None
+                for part in ("q_norm", "k_norm")
+            ),
+            self._kept(f"{name}.self_attn.o_proj.weight", attention.o_proj.weight),
+            self._joined({f"{name}.mlp.{part}_proj.weight": getattr(mlp, f"{part}_proj").weight for part in ("gate", "up")}),
+            self._kept(f"{name}.mlp.down_proj.weight", mlp.down_proj.weight),
+            self._column(f"{name}.input_layernorm.weight", layer.input_layernorm.weight),
+            self._column(f"{name}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight),
+        )
+
+    def _joined(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        joined = torch.cat([part.detach() for part in parts.values()])
+        begin = 0
+        for name, part in parts.items():
+            self.weights[name] = joined[begin : begin + len(part)]
+            begin += len(part)
+        return joined
+
+    def _kept(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        self.weights[name] = weight.detach()
+        return self.weights[name]
+
+    def _column(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        return self._kept(name, weight)[:, None]
