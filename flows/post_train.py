@@ -32,7 +32,7 @@ def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord
         bootstrap(machine)
         data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         policy = sft(stages.sft, data, machine) if stages.sft else None
-        with serve(config.engine, machine):
+        with serve(config.engine, stages.rl, machine):
             for segment in stages.rl:
                 policy = rl(segment, stages.rl, policy, machine)
         for point in stages.evaluate:

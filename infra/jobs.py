@@ -93,6 +93,8 @@ class MachineSession:
     cursors: dict[str, Cursor] = field(default_factory=dict)
     provider: Provider | None = None
     """Whom the machine is rented from."""
+    services: dict[str, Job] = field(default_factory=dict)
+    """Jobs that others need beside them while they run, by the name of those."""
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether the artifact is in the store here or on the machine."""
@@ -168,6 +170,8 @@ def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterat
         yield from map(LogLine, machine.supply(todo))
     while True:
         try:
+            if service := session.services.get(job.name):
+                machine.start(service)
             machine.start(job)
             return
         except LeaseLapsed as error:

@@ -81,7 +81,7 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
 def release_machine(session: MachineSession) -> None:
     """End what the run's jobs left running, and give back what was leased or rented."""
     try:
-        for job in list(session.cursors):
+        for job in [*session.cursors, *(service.name for service in session.services.values())]:
             end_job(job, session.machine)
     finally:
         in_use = session.machine.release()

@@ -136,6 +136,48 @@ class SFTConfig:
 
 
 @part
+class RolloutsConfig:
+    """How samples for RL are generated, and how far they may be behind the weights that they train."""
+
+    generation: Literal["on_policy", "partial", "overlapped"] = Field(
+        default="on_policy",
+        description="on_policy: all tokens are of the current weights. partial: answers that are under way when a "
+        "batch is whole go on in the next. overlapped: generation never waits for training.",
+    )
+    max_staleness: int = Field(
+        default=0, ge=0, description="Steps by which a sample's oldest token may be behind; older is dropped."
+    )
+    over_sampling_factor: float = Field(default=1.0, ge=1, description="Groups under way for each one of the batch.")
+    filters: tuple[str, ...] = Field(
+        default=(),
+        description="Which groups are trained on: shipped checks, or 'file.py:function' of a group's samples.",
+    )
+    correction: Literal["none", "truncate", "mask"] = Field(
+        default="none", description="Importance sampling of what older weights, or the engine's kernels, sampled."
+    )
+    ratio_low: float = Field(default=0.5, ge=0, description="mask: tokens with a smaller ratio count nothing.")
+    ratio_high: float = Field(default=2.0, gt=0, description="truncate: the largest ratio. mask: the band's upper end.")
+    max_concurrent_samples: Operational[int] = Field(default=1024, ge=1, description="Samples under way at once.")
+    sample_seconds: Operational[float] = Field(default=1800.0, gt=0, description="Deadline of one sample.")
+    reward_seconds: Operational[float] = Field(default=300.0, gt=0, description="Deadline of scoring one group.")
+    batch_seconds: Operational[float] = Field(default=6 * 3600.0, gt=0, description="Deadline of one batch.")
+    keep_batches: Operational[bool] = Field(
+        default=False, description="Keep every batch as Parquet; `rollouts replay` trains from them."
+    )
+
+    @model_validator(mode="after")
+    def _staleness_fits(self) -> "RolloutsConfig":
+        problems = []
+        if self.generation == "on_policy" and self.max_staleness:
+            problems.append(f"max_staleness {self.max_staleness} needs generation partial or overlapped")
+        if self.generation != "on_policy" and not self.max_staleness:
+            problems.append(f"generation {self.generation} needs max_staleness of at least 1")
+        if self.ratio_low > 1 or self.ratio_high < 1:
+            problems.append(f"the ratios {self.ratio_low} to {self.ratio_high} do not include 1")
+        return _or_raise(self, problems)
+
+
+@part
 class RLConfig:
     """Reinforcement learning: GRPO, on-policy unless `minibatches` says otherwise."""
 
@@ -162,6 +204,7 @@ class RLConfig:
         default="token", description="Mean of tokens, or of answer means."
     )
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the k3 KL estimate to the policy RL began with.")
+    rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig, description="How samples are generated.")
     log_samples: Operational[int] = Field(default=4, ge=0, description="Samples per step kept in rollouts.jsonl.")
     checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 
@@ -175,10 +218,37 @@ class RLConfig:
 
 @part
 class EngineConfig:
-    """What generates. The embedded engine is torch in the trainer's process."""
+    """What generates. The embedded engine is torch in the trainer's process; the others are servers beside it."""
 
-    kind: Literal["embedded"] = Field(default="embedded", description="Which engine serves the policy.")
+    kind: Literal["embedded", "sglang", "vllm"] = Field(
+        default="embedded", description="Which engine serves the policy."
+    )
     max_running_requests: int = Field(default=256, ge=1, description="Requests decoded together; more wait their turn.")
+    arguments: tuple[str, ...] = Field(default=(), description="Further arguments of each server, as it knows them.")
+    replicas: Operational[int] = Field(default=1, ge=1, description="Servers; several stand behind SGLang's router.")
+    tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
+    data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
+    weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
+        default="disk", description="How new weights reach SGLang: files in memory, shared tensors, or NCCL."
+    )
+    python: Operational[str | None] = Field(
+        default=None, description="An interpreter with the server's package, where it runs; null: one is built."
+    )
+    start_minutes: Operational[float] = Field(default=15.0, gt=0, description="How long a server's start may take.")
+    hang_seconds: Operational[float] = Field(
+        default=30.0, gt=0, description="A server that does not answer for this long is started again."
+    )
+
+    @model_validator(mode="after")
+    def _servers_are_asked_for(self) -> "EngineConfig":
+        problems = []
+        if self.kind == "embedded":
+            set_anyway = [name for name in ("replicas", "tensor_parallel", "data_parallel") if getattr(self, name) != 1]
+            set_anyway += ["arguments"] if self.arguments else []
+            problems += [f"{name} is of servers, and the engine is embedded" for name in set_anyway]
+        if self.kind == "vllm" and self.weight_sync != "disk":
+            problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
+        return _or_raise(self, problems)
 
 
 @part

@@ -1,6 +1,9 @@
-"""serve: the engine that generates. The embedded one shares the trainer's process, so there is nothing to launch."""
+"""serve: the engine that generates. The embedded one shares the trainer's process, so there is nothing to launch.
 
-from collections.abc import Iterator
+Servers are started before RL, kept alive beside it, and ended after it.
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,17 +13,29 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from infra.jobs import MachineSession
+from infra.serve import end_servers, start_servers
 from rollouts_core.config import EngineConfig
-from tasks.making import LIGHT_TASK, recorded
+from rollouts_core.stages.stage import Stage
+from tasks.making import WAITING_TASK, recorded, say
 
 
 @contextmanager
-def serve(config: EngineConfig, machine: MachineSession) -> Iterator[None]:
-    serve_task(config, machine)
-    yield
+def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> Iterator[None]:
+    serve_task(config, segments, machine)
+    try:
+        yield
+    finally:
+        if config.kind != "embedded" and segments:
+            end_servers(segments, machine)
 
 
-@task(name="serve", task_run_name="serve", cache_policy=NO_CACHE, **LIGHT_TASK)
-def serve_task(config: EngineConfig, machine: MachineSession) -> State[Any]:
+@task(name="serve", task_run_name="serve", cache_policy=NO_CACHE, **WAITING_TASK)
+def serve_task(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> State[Any]:
     with recorded(machine.run, "serve"):
-        return Completed(name="Embedded", message=f"the {config.kind} engine runs inside the RL job")
+        if config.kind == "embedded":
+            return Completed(name="Embedded", message="the embedded engine runs inside the RL job")
+        if all(machine.has(segment.artifact) for segment in segments):
+            return Completed(name="NotNeeded", message="nothing is to be generated: all segments are in the store")
+        for line in start_servers(config, segments, machine):
+            say("serve", line)
+        return Completed(name="Serving", message=f"{config.replicas} {config.kind} server(s) answer")

@@ -5,6 +5,7 @@
     send WORK PLACE         the frames that standard input asks for
     runner DIRECTORY        watches over one job (see `runner`)
     environment DIRECTORY   builds an environment (see `environment`)
+    servers DIRECTORY       keeps inference servers alive (see `servers`)
 
 A request is a length and JSON, `{"call": ..., "arguments": {...}}`; the answer `{"value": ...}` or
 `{"error": kind, "message": ...}`. Every call may be made twice: an answer that was lost is asked for again.
@@ -33,7 +34,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.host import environment, jobs, leases, runner, trees
+from infra.host import environment, jobs, leases, runner, servers, trees
 from infra.host.facts import facts
 from rollouts_core.store.flush import flush
 
@@ -51,6 +52,8 @@ def main(arguments: list[str]) -> int:
         return runner.main(place)
     if command == "environment":
         return environment.main(Path(place))
+    if command == "servers":
+        return servers.main(Path(place))
     if command == "serve":
         return serve(Path(place))
     try:

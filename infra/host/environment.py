@@ -5,6 +5,7 @@ import; its `environment.json` says what came in. What is there is therefore who
 old place, so everything is started as `bin/python -m ...`.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -28,12 +29,18 @@ def main(directory: Path) -> int:
     if (place / NAME).exists():
         return 0
     building = place.with_name(f".{place.name}.building")
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    alone = os.open(place.with_name(f".{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(alone, fcntl.LOCK_EX)  # another job may be building the same; the job's time limit ends this wait
+    if (place / NAME).exists():
+        return 0
     shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True, mode=0o700)
+    building.mkdir(mode=0o700)
     try:
         began = time.monotonic()
         installer = _install(spec, building, directory / "requirements.txt")
         python = str(building / "bin" / "python")
+        _add_files(python, spec.get("files") or {})
         imported = subprocess.run([python, "-c", spec["check"]], timeout=DEADLINE, check=True, capture_output=True)
         versions = subprocess.run([python, "-c", VERSIONS], timeout=DEADLINE, check=True, capture_output=True)
         described = {
@@ -58,6 +65,7 @@ def _install(spec: dict[str, object], building: Path, requirements: Path) -> str
     assert isinstance(pins, list), "a list of requirements"
     requirements.write_text("".join(f"{pin}\n" for pin in pins))
     offline = ["--no-index", "--find-links", str(wheels)] if wheels else []
+    offline += ["--no-deps"] if spec.get("no_deps") else []
     python = str(building / "bin" / "python")
     uv = shutil.which("uv", path=f"{os.environ.get('PATH', '')}:{Path.home() / '.local' / 'bin'}")
     if uv:
@@ -70,6 +78,17 @@ def _install(spec: dict[str, object], building: Path, requirements: Path) -> str
     return "pip"
 
 
+def _add_files(python: str, files: dict[str, str]) -> None:
+    """Modules of ours beside those that were installed."""
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = subprocess.run(command, timeout=DEADLINE, check=True, capture_output=True, text=True).stdout.strip()
+    for name, text in files.items():
+        (Path(packages) / Path(name).name).write_text(text)
+
+
 def _run(command: list[str]) -> None:
+    """uv does not read pip's settings; where wheels are found is passed on to it."""
     print(f"$ {' '.join(command)}", flush=True)
-    subprocess.run(command, timeout=DEADLINE, check=True, stdin=subprocess.DEVNULL)
+    found = os.environ.get("PIP_FIND_LINKS")
+    environment = {**os.environ, **({"UV_FIND_LINKS": found} if found else {})}
+    subprocess.run(command, timeout=DEADLINE, check=True, stdin=subprocess.DEVNULL, env=environment)

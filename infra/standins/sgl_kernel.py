@@ -31,9 +31,7 @@ class _Missing:
 
 
 class _Finder(MetaPathFinder, Loader):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         return ModuleSpec(name, self, is_package=True) if name.startswith(f"{__name__}.") else None
 
     def exec_module(self, module: ModuleType) -> None:

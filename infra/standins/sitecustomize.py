@@ -22,7 +22,7 @@ class _BeforeTorchvision(MetaPathFinder):
             import torch
 
             if torch.version.cuda is None:
-                self.declared = torch.library.Library("torchvision", "DEF")
+                self.declared = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
                 for operator in (*OPERATORS, *(f"_{name}_backward" for name in BACKWARD)):
                     self.declared.define(f"{operator}(Tensor input) -> Tensor")
 

@@ -46,3 +46,13 @@ def check_room(prompts: Sequence[Prompt], field: str, max_new_tokens: int, max_l
             f"the longest prompt has {longest} tokens; with {field} {max_new_tokens} it does not fit "
             f"data.max_length {max_length}"
         )
+
+
+def check_vocabulary(prompts: Sequence[Prompt], vocab_size: int) -> None:
+    """Raises `BadInput` when a prompt holds tokens that the model does not have: some servers die of them."""
+    largest = max(max(prompt.tokens) for prompt in prompts)
+    if largest >= vocab_size:
+        raise BadInput(
+            f"the prompts hold token {largest}, and the model's vocabulary has {vocab_size}: "
+            "tokenizer and model do not belong together"
+        )

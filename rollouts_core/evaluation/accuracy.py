@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from rollouts_core.inference.engine import InferenceEngine
+from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.rewards.functions import RewardFunction, score
-from rollouts_core.rollout.generate import RolloutConfig, generate_samples
+from rollouts_core.rollout.generate import generate_samples
+from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.types import Prompt, Sample
 
 
@@ -27,7 +28,7 @@ class Accuracy:
 
 
 def evaluate(
-    engine: InferenceEngine,
+    engine: TorchEngine,
     tokenizer: Any,
     prompts: Sequence[Prompt],
     reward: RewardFunction,

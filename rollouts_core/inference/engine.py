@@ -8,11 +8,11 @@ A caller that stops waiting has aborted its request.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rollouts_core.errors import ContextOverflow, OutsideVocabulary
+from rollouts_core.errors import ContextOverflow, OutsideVocabulary, WeightMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,8 @@ class ModelLimits:
     max_length: int
     """The context: prompt and answer together."""
     vocab_size: int
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the model's weights, by name."""
 
 
 class InferenceEngine(Protocol):
@@ -86,11 +88,17 @@ class InferenceEngine(Protocol):
     async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
         """Replace the weights by those of a Hugging Face model directory. Raises as `update_weights` does."""
 
+    def wants_weights(self) -> bool:
+        """Whether a part of it waits for the current weights: a server that was started again."""
+
     async def release_memory(self) -> None:
         """Give the device's memory to the trainer beside it; no request may be under way."""
 
     async def resume_memory(self) -> None:
         """Take it back. Weights must be given again before anything is generated."""
+
+    async def aclose(self) -> None:
+        """End connections; servers are not this object's."""
 
 
 def check_request(request: GenerationRequest, limits: ModelLimits) -> None:
@@ -107,3 +115,30 @@ def check_request(request: GenerationRequest, limits: ModelLimits) -> None:
             f"request {request.request_id}: token {wrong[0]} is not in the model's vocabulary of {limits.vocab_size}: "
             "is the tokenizer another model's?"
         )
+
+
+def check_weights(shapes: Mapping[str, tuple[int, ...]], limits: ModelLimits, version: int) -> None:
+    """Raises `WeightMismatch`: a server that has begun to load wrong weights does not always come back."""
+    own = limits.shapes
+    wrong = [f"lacks {name}" for name in own if name not in shapes]
+    wrong += [f"has unknown {name}" for name in shapes if name not in own]
+    wrong += [
+        f"{name} is {shapes[name]}, not {own[name]}" for name in own if name in shapes and shapes[name] != own[name]
+    ]
+    if wrong:
+        raise WeightMismatch(f"weight version {version} does not fit the engine's model: " + "; ".join(wrong[:5]))
+
+
+def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the safetensors of a model directory; reads their headers only."""
+    from safetensors import safe_open
+
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "np") as tensors:
+            found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return found

@@ -1,12 +1,12 @@
 """A decoder written for generation, for the Llama family: Llama, Qwen2, Qwen3.
 
 Decision: a forward pass of transformers spends most of a small step on Python, on mask making and on many small
-operators. Here a layer is two matrix products fewer (q, k, v are one, gate and up are one), one rotation for queries and
-keys together, and the key-value cache is read in place. The weights are held once: the names of the checkpoint are views
-into the joined matrices, so new weights are copied straight to where they are used.
+operators. Here a layer is two matrix products fewer (q, k, v are one, gate and up are one), one rotation for queries
+and keys together, and the key-value cache is read in place. The weights are held once: the names of the checkpoint are
+views into the joined matrices, so new weights are copied straight to where they are used.
 
-Activations stand in columns, one a token: matrix products with the weights as they are stored were then a third faster on
-the CPU than with rows, and what splits or joins heads and halves is contiguous.
+Activations stand in columns, one a token: matrix products with the weights as they are stored were then a third faster
+on the CPU than with rows, and what splits or joins heads and halves is contiguous.
 
 Legend: B rows of the cache, T new tokens of each, N tokens of this pass, H query heads, K key-value heads, G all three
 kinds of heads, D head size, L columns of the cache, E hidden size, V vocabulary.
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from rollouts_core.inference.tiles import TILE, round_up
 
@@ -39,7 +38,7 @@ class _Layer:
     before_mlp: torch.Tensor
 
 
-def is_fusable(model: nn.Module) -> bool:
+def is_fusable(model: Any) -> bool:
     """Whether `FusedDecoder` computes what this model computes."""
     config: Any = model.config
     plain = config.model_type in FAMILIES and config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
@@ -50,7 +49,7 @@ def is_fusable(model: nn.Module) -> bool:
 class FusedDecoder:
     """Holds the weights and the key-value cache of up to `rows` running requests; takes the model apart."""
 
-    def __init__(self, model: nn.Module, rows: int, length: int) -> None:
+    def __init__(self, model: Any, rows: int, length: int) -> None:
         config: Any = model.config
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
@@ -93,7 +92,7 @@ class FusedDecoder:
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads_BGTD = self._heads_of(layer, hidden_EN, cos_DN, sin_DN).view(-1, self._size, count, longest)
             heads_BGTD = heads_BGTD.permute(2, 0, 3, 1)
-            query, key, value = heads_BGTD.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+            query, key, value = torch.split(heads_BGTD, [self._heads, self._kv_heads, self._kv_heads], dim=1)
             cache[0, rows, :, :longest], cache[1, rows, :, :longest] = key, value
             mixed_BHTD = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=self._heads != self._kv_heads
@@ -117,10 +116,10 @@ class FusedDecoder:
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads_BGD = self._heads_of(layer, hidden_EB, cos_DB, sin_DB).permute(2, 0, 1).contiguous()
             query, key_value = heads_BGD[:, : self._heads], heads_BGD[:, self._heads :]
-            fresh = key_value.unflatten(1, (2, -1)).transpose(0, 1).reshape(-1, self._size)
+            fresh = torch.unflatten(key_value, 1, (2, -1)).transpose(0, 1).reshape(-1, self._size)
             cache.view(-1, self._size).index_copy_(0, places, fresh)
             mixed_BKGD = F.scaled_dot_product_attention(
-                query.unflatten(1, (self._kv_heads, -1)),
+                torch.unflatten(query, 1, (self._kv_heads, -1)),
                 cache[0, :rows, :, :used],
                 cache[1, :rows, :, :used],
                 attn_mask=mask_B11L,
@@ -188,14 +187,12 @@ class FusedDecoder:
         return _Layer(
             qkv,
             bias,
-            *(
-                self._column(f"{name}.self_attn.{part}.weight", getattr(attention, part).weight)
-                if getattr(attention, part, None) is not None
-                else None
-                for part in ("q_norm", "k_norm")
-            ),
+            self._head_norm(f"{name}.self_attn.q_norm.weight", getattr(attention, "q_norm", None)),
+            self._head_norm(f"{name}.self_attn.k_norm.weight", getattr(attention, "k_norm", None)),
             self._kept(f"{name}.self_attn.o_proj.weight", attention.o_proj.weight),
-            self._joined({f"{name}.mlp.{part}_proj.weight": getattr(mlp, f"{part}_proj").weight for part in ("gate", "up")}),
+            self._joined(
+                {f"{name}.mlp.{part}_proj.weight": getattr(mlp, f"{part}_proj").weight for part in ("gate", "up")}
+            ),
             self._kept(f"{name}.mlp.down_proj.weight", mlp.down_proj.weight),
             self._column(f"{name}.input_layernorm.weight", layer.input_layernorm.weight),
             self._column(f"{name}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight),
@@ -215,3 +212,6 @@ class FusedDecoder:
 
     def _column(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         return self._kept(name, weight)[:, None]
+
+    def _head_norm(self, name: str, norm: Any) -> torch.Tensor | None:
+        return None if norm is None else self._column(name, norm.weight)

@@ -3,7 +3,8 @@
 Decision: a request is a row of the cache, so that a decoding step reads rows as one slice, without gathering. One spare
 column beyond the context takes what padding writes; nothing ever attends to it.
 
-Legend: B rows of this forward pass, T new tokens, H key-value heads, D head size, L cached columns in use, V vocabulary.
+Legend: B rows of this forward pass, T new tokens, H key-value heads, D head size, L cached columns in use, V
+vocabulary.
 """
 
 from collections.abc import Mapping, Sequence

@@ -20,15 +20,21 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from rollouts_core.errors import WeightMismatch
-from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest, ModelLimits, check_request
+from rollouts_core.inference.engine import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    ModelLimits,
+    check_request,
+    check_weights,
+    shapes_of,
+)
 from rollouts_core.inference.fused import FusedDecoder, is_fusable
 from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
@@ -42,7 +48,10 @@ class Decoder(Protocol):
     """A model with a cache of rows."""
 
     device: torch.device
-    weights: Mapping[str, torch.Tensor]
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """By the names of the checkpoint."""
 
     def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
         """Read whole sequences into rows from `first_row` on; logits BV after each one's last token."""
@@ -82,11 +91,12 @@ class _Running:
 class TorchEngine:
     """Serves a transformers causal language model. Not for several threads at once."""
 
-    def __init__(self, model: nn.Module, max_length: int, max_running_requests: int = 256) -> None:
+    def __init__(self, model: Any, max_length: int, max_running_requests: int = 256) -> None:
         """`max_length`: the context, prompt and answer together. The engine owns the model from here on."""
-        self.limits = ModelLimits(max_length, model.config.vocab_size)
+        shapes = shapes_of(dict(model.named_parameters()))
+        self.limits = ModelLimits(max_length, model.config.vocab_size, shapes)
         self._rows = max_running_requests
-        make = FusedDecoder if is_fusable(model) else CachedDecoder
+        make: type[FusedDecoder] | type[CachedDecoder] = FusedDecoder if is_fusable(model) else CachedDecoder
         self._decoder: Decoder = make(model.eval().requires_grad_(False), max_running_requests, max_length)
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
@@ -151,8 +161,7 @@ class TorchEngine:
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Raises `WeightMismatch` and changes nothing when names or shapes differ."""
-        if wrong := _differences(self._decoder.weights, weights):
-            raise WeightMismatch(f"weight version {version} does not fit the engine's model: " + "; ".join(wrong))
+        check_weights(shapes_of(weights), self.limits, version)
         self._decoder.load(weights)
         self._version = version
         self._waiting.extendleft(reversed(self._running))
@@ -227,14 +236,3 @@ class TorchEngine:
         if row < len(self._running):
             self._running[row] = last
             self._decoder.copy_row(len(self._running), row, last.position)
-
-
-def _differences(own: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> list[str]:
-    missing = [f"lacks {name}" for name in own if name not in new]
-    unknown = [f"has unknown {name}" for name in new if name not in own]
-    shapes = [
-        f"{name} is {tuple(new[name].shape)}, not {tuple(own[name].shape)}"
-        for name in own
-        if name in new and new[name].shape != own[name].shape
-    ]
-    return (missing + unknown + shapes)[:5]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollouts_core.inference.engine import Completion
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.rollout.groups import completion_from_data
 
 
 class RolloutJournal:
@@ -19,17 +20,15 @@ class RolloutJournal:
         self._directory = directory
         self._open: tuple[int, JSONLLogger] | None = None
 
+    def move(self, directory: Path) -> None:
+        """Go on below another directory."""
+        self._directory, self._open = directory, None
+
     def finished(self, step: int, weight_version: int) -> dict[str, Completion]:
         """The step's finished completions by request; those of other weights do not belong to it."""
         found = {}
         for line in read_jsonl(self._path(step)):
-            completion = Completion(
-                line["request_id"],
-                tuple(line["tokens"]),
-                tuple(line["log_probs"]),
-                tuple(line["weight_versions"]),
-                line["finish_reason"],
-            )
+            completion = completion_from_data(line)
             if set(completion.weight_versions) <= {weight_version}:
                 found[completion.request_id] = completion
         return found

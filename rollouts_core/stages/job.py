@@ -18,17 +18,17 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from rollouts_core.errors import ArtifactDamaged, BadInput, LeaseLost, StoreUnavailable
+from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.stages.stage import Stage, stage_from_data
-from rollouts_core.stages.work import make_stage
+from rollouts_core.stages.work import Session, make_stage, open_session
 from rollouts_core.store.store import Store, open_store
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 65
 EXIT_DISK_FULL = 74
 EXIT_TRY_AGAIN = 75
-"""The store did not answer, or another process took over: the same job may do better later."""
+"""Store or servers did not answer, or another process took over: the same job may do better later."""
 PR_SET_PDEATHSIG = 1
 PULSE_SECONDS = 2.0
 
@@ -42,16 +42,14 @@ def main(directory: Path) -> int:
     stages = [stage_from_data(data) for data in spec["stages"]]
     store = open_store(Path(spec["store"]["home"]), spec["store"]["url"])
     followed = JSONLLogger(directory / "metrics.jsonl")
-    session: dict[str, object] = {}
-    for stage in stages:
-        if status := _attempt(stage, store, followed, spec["device"], session, directory):
-            return status
+    with open_session(directory.parent / f"serve-{directory.name}") as session:
+        for stage in stages:
+            if status := _attempt(stage, store, followed, spec["device"], session, directory):
+                return status
     return 0
 
 
-def _attempt(
-    stage: Stage, store: Store, followed: JSONLLogger, device: str, session: dict[str, object], directory: Path
-) -> int:
+def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, session: Session, directory: Path) -> int:
     try:
         if store.has(stage.artifact):
             return 0
@@ -61,7 +59,7 @@ def _attempt(
         return 0
     except (BadInput, ArtifactDamaged) as error:
         return _fail(directory, stage, EXIT_BAD_INPUT, str(error))
-    except (StoreUnavailable, LeaseLost) as error:
+    except (StoreUnavailable, LeaseLost, EngineUnavailable) as error:
         return _fail(directory, stage, EXIT_TRY_AGAIN, str(error))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -12,6 +12,7 @@ from typing import Literal
 from rollouts_core.config import HubDataset, Jsonl, PipelineConfig, PretrainedModel, ScratchModel
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
+from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
 from rollouts_core.stages.stage import VERSIONS, Stage
 from rollouts_core.store.identity import External, identify_model, identify_source
@@ -89,7 +90,8 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage
             max_length=config.data.max_length,
         )
         inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
-        outside = _pick(external, "reward", *(["model"] if first_model else []))
+        filters = [role for role in external if role.startswith("filter-")]
+        outside = _pick(external, "reward", *filters, *(["model"] if first_model else []))
         segments.append(Stage(f"rl-{len(segments) + 1}", "rl", VERSIONS["rl"], spec, inputs, outside))
     return tuple(segments)
 
@@ -126,6 +128,8 @@ def _identify(config: PipelineConfig) -> Externals:
         looks["model"] = ("model.name", partial(identify_model, config.model))
     if config.rl is not None:
         looks["reward"] = ("rl.reward", partial(identify_reward, config.rl.reward))
+        for number, name in enumerate(config.rl.rollouts.filters):
+            looks[f"filter-{number}"] = (f"rl.rollouts.filters.{number}", partial(identify_filter, name))
     looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))
     found: Externals = {}
     problems: list[str] = []

@@ -15,24 +15,30 @@ from typing import Any
 
 from torch import nn
 
-from rollouts_core.data.prompts import DataBuffer, check_room
+from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.inference.choice import engine_for, shares_device
+from rollouts_core.inference.engine import InferenceEngine
+from rollouts_core.observe.health import Warnings
 from rollouts_core.observe.metrics import JSONLLogger, answer_record, keep_steps
 from rollouts_core.rewards.functions import load_reward, score
-from rollouts_core.rollout.generate import RolloutConfig
+from rollouts_core.rollout.filters import load_filter
 from rollouts_core.rollout.journal import RolloutJournal
+from rollouts_core.rollout.kept import keep_batch
+from rollouts_core.rollout.manager import AsyncRolloutManager
+from rollouts_core.rollout.overlap import OverlappedRollouts
+from rollouts_core.rollout.settings import RolloutConfig
+from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.work import Work
 from rollouts_core.training.backend import TrainingBackend
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.losses import create_grpo_loss
-from rollouts_core.training.models import copy_of, initial_policy, load_hf_model, save_policy, seed_torch
+from rollouts_core.training.models import initial_policy, load_hf_model, save_policy, seed_torch
 from rollouts_core.training.pytorch import create_pytorch_backend
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
-from rollouts_core.training.weight_sync import sync_weights
 from rollouts_core.types import Sample
 
 
@@ -43,9 +49,9 @@ class Trainer:
     model: Any
     tokenizer: Any
     backend: TrainingBackend
-    engine: TorchEngine
     reference: nn.Module | None
-    data_buffer: DataBuffer
+    rollouts: GeneratedRollouts
+    journal: RolloutJournal
 
 
 def run(work: Work) -> dict[str, float]:
@@ -55,35 +61,29 @@ def run(work: Work) -> dict[str, float]:
     work.log.covers(spec.start, spec.stop, start)
     keep_steps(work.scratch / "rollouts.jsonl", start)
     rollouts = JSONLLogger(work.scratch / "rollouts.jsonl")
-    journal = RolloutJournal(work.scratch / "rollouts")
-    location = work.stage.external["reward"].location
     metrics: dict[str, float] = {}
-    for step in run_rl_training(
-        trainer.backend,
-        trainer.data_buffer,
-        [trainer.engine],
-        trainer.tokenizer,
-        partial(score, reward=load_reward(location), name=location),
-        _settings(spec),
-        trainer.reference,
-        start,
-        journal,
-    ):
-        trainer.data_buffer = step.data_buffer
+    warnings = Warnings()
+    for step in run_rl_training(trainer.backend, trainer.rollouts, settings_of(spec), trainer.reference, start):
         metrics = step.metrics
         work.log.log(metrics, step.step)
+        for warning in warnings.about(metrics, step.step):
+            print(warning, flush=True)
         for sample in step.samples[: spec.training.log_samples]:
             rollouts.log(sample_record(sample), step.step)
+        if spec.training.rollouts.keep_batches:
+            keep_batch(work.scratch / "batches", step)
         if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
             with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
                 _save(trainer, directory)
-            journal.forget(step.step)
+            trainer.journal.forget(step.step)
     save_policy(trainer.model, trainer.tokenizer, work.out / "policy")
     (work.out / "state").mkdir()
     _save(trainer, work.out / "state")
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         shutil.copyfile(work.scratch / name, work.out / name)
-    work.session[work.stage.key] = trainer
+    if spec.training.rollouts.keep_batches:
+        shutil.copytree(work.scratch / "batches", work.out / "batches")
+    work.session.warm[work.stage.key] = trainer
     return {"reward": metrics["reward"], "weight_version": metrics["weight_version"]} if metrics else {}
 
 
@@ -100,8 +100,10 @@ def sample_record(sample: Sample) -> dict[str, Any]:
 
 def _resume(work: Work, spec: RLSpec) -> tuple[Trainer, int]:
     """The trainer as it was after the step it returns."""
-    warm = work.session.pop(work.stage.inputs["policy"].key, None) if "policy" in work.stage.inputs else None
+    policy = work.stage.inputs.get("policy")
+    warm = work.session.warm.pop(policy.key, None) if policy else None
     trainer = warm if isinstance(warm, Trainer) else _create(work, spec)
+    trainer.journal.move(work.scratch / "rollouts")
     if found := last_checkpoint(work.scratch / "checkpoints"):
         start, directory = found
         print(f"resuming after step {start}")
@@ -116,12 +118,22 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     """A trainer with the policy's weights and everything else at its beginning."""
     seed_torch(spec.seed, "rl")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    if "policy" in work.inputs:
-        model = load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)
-    else:
-        model = _initial(work, spec, tokenizer)
-    training = spec.training
-    backend = create_pytorch_backend(
+    model = policy_of(work, spec, tokenizer)
+    prompts = read_prompts(work.inputs["data"] / "prompts")
+    check_room(prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
+    check_vocabulary(prompts, model.config.vocab_size)
+    journal = RolloutJournal(work.scratch / "rollouts")
+    make_manager = partial(_manager, work, spec, tokenizer, DataBuffer(prompts, spec.seed), journal)
+    make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
+    colocated = shares_device(spec.engine, work.session.servers)
+    rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated))
+    backend = backend_for(model, spec)
+    return Trainer(model, tokenizer, backend, reference_for(work, spec, tokenizer), rollouts, journal)
+
+
+def backend_for(model: Any, spec: RLSpec) -> TrainingBackend:
+    training, rollouts = spec.training, spec.training.rollouts
+    return create_pytorch_backend(
         model,
         create_grpo_loss(
             aggregation=training.aggregation,
@@ -129,19 +141,39 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
             clip_high=training.clip_high,
             kl_coef=training.kl_coef,
             temperature=training.temperature,
+            correction=rollouts.correction,
+            ratio_low=rollouts.ratio_low,
+            ratio_high=rollouts.ratio_high,
         ),
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
         schedule=partial(create_scheduler, kind="constant", warmup_steps=training.warmup_steps, num_steps=0),
     )
-    engine = TorchEngine(copy_of(model), spec.max_length, spec.engine.max_running_requests)
-    prompts = read_prompts(work.inputs["data"] / "prompts")
-    check_room(prompts, "rl.max_new_tokens", training.max_new_tokens, spec.max_length)
-    return Trainer(model, tokenizer, backend, engine, _reference(work, spec, tokenizer), DataBuffer(prompts, spec.seed))
 
 
-def _reference(work: Work, spec: RLSpec, tokenizer: Any) -> nn.Module | None:
+def policy_of(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
+    """The model that the segment begins with."""
+    if "policy" in work.inputs:
+        return load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)
+    return _initial(work, spec, tokenizer)
+
+
+def _manager(
+    work: Work, spec: RLSpec, tokenizer: Any, buffer: DataBuffer, journal: RolloutJournal, engine: InferenceEngine
+) -> AsyncRolloutManager | OverlappedRollouts:
+    location = work.stage.external["reward"].location
+    scored = partial(score, reward=load_reward(location), name=location)
+    places = {name: work.stage.external[name].location for name in work.stage.external if name.startswith("filter-")}
+    filters = {location: load_filter(location) for _, location in sorted(places.items())}
+    config = rollout_config(spec)
+    if spec.training.rollouts.generation == "overlapped":
+        return OverlappedRollouts(engine, tokenizer, buffer, scored, config, filters)
+    kept = journal if spec.training.rollouts.generation == "on_policy" else None
+    return AsyncRolloutManager(engine, tokenizer, buffer, scored, config, filters, kept)
+
+
+def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> nn.Module | None:
     if not spec.training.kl_coef:
         return None
     if "reference" in work.inputs:
@@ -158,25 +190,41 @@ def _initial(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
     return initial_policy(spec.model, external, tokenizer, spec.max_length, spec.seed, work.device)
 
 
-def _settings(spec: RLSpec) -> RLTrainingConfig:
+def settings_of(spec: RLSpec) -> RLTrainingConfig:
     training = spec.training
-    rollout = RolloutConfig(
+    return RLTrainingConfig(
+        num_steps=spec.stop,
+        minibatches=training.minibatches,
+        aggregation=training.aggregation,
+        normalize_std=training.normalize_std,
+        temperature=training.temperature,
+        recompute_old=training.rollouts.correction != "none",
+    )
+
+
+def rollout_config(spec: RLSpec) -> RolloutConfig:
+    training, rollouts = spec.training, spec.training.rollouts
+    return RolloutConfig(
         batch_size=training.batch_size,
         n_samples_per_prompt=training.n_samples_per_prompt,
         max_new_tokens=training.max_new_tokens,
         temperature=training.temperature,
         seed=spec.seed,
+        over_sampling_factor=rollouts.over_sampling_factor,
+        max_concurrent_samples=rollouts.max_concurrent_samples,
+        max_staleness=rollouts.max_staleness,
+        versions_per_step=training.minibatches,
+        sample_seconds=rollouts.sample_seconds,
+        reward_seconds=rollouts.reward_seconds,
+        batch_seconds=rollouts.batch_seconds,
     )
-    return RLTrainingConfig(spec.stop, training.minibatches, training.aggregation, training.normalize_std, rollout)
 
 
 def _save(trainer: Trainer, directory: Path) -> None:
     trainer.backend.save(directory)
-    (directory / "data_buffer.json").write_text(json.dumps(trainer.data_buffer.position()))
+    (directory / "rollouts.json").write_text(json.dumps(trainer.rollouts.state()))
 
 
 def _load(trainer: Trainer, directory: Path) -> None:
     trainer.backend.load(directory)
-    position = json.loads((directory / "data_buffer.json").read_text())
-    trainer.data_buffer = DataBuffer(trainer.data_buffer.prompts, trainer.data_buffer.seed, **position)
-    sync_weights(trainer.backend, [trainer.engine])
+    trainer.rollouts.restore(json.loads((directory / "rollouts.json").read_text()))

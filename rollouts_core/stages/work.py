@@ -3,7 +3,8 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -50,6 +51,24 @@ class StageLog:
 
 
 @dataclass(frozen=True)
+class Session:
+    """What stages of one process share. Whoever opens one closes it: `with open_session(...) as session`."""
+
+    warm: dict[str, object]
+    """What earlier stages left warm, by artifact key."""
+    closing: ExitStack
+    """Ends what they left running."""
+    servers: Path | None = None
+    """The directory of the inference servers beside this process's job."""
+
+
+@contextmanager
+def open_session(servers: Path | None = None) -> Iterator[Session]:
+    with ExitStack() as closing:
+        yield Session({}, closing, servers)
+
+
+@dataclass(frozen=True)
 class Work:
     """One stage, about to be made."""
 
@@ -62,8 +81,7 @@ class Work:
     """Partial work: survives a kill, private to this stage, deleted once the artifact is there."""
     log: StageLog
     device: str
-    session: dict[str, object]
-    """What earlier stages of this process left warm, by artifact key."""
+    session: Session
 
 
 def make_stage(
@@ -71,7 +89,7 @@ def make_stage(
     store: Store,
     followed: JSONLLogger,
     device: str,
-    session: dict[str, object],
+    session: Session,
     on_lost: Callable[[str], None] = lambda reason: None,
 ) -> None:
     """Make the stage's artifact unless it is there. Raises what the stage raises; then nothing is published.

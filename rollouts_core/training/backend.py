@@ -34,6 +34,9 @@ class TrainBatch:
     a step into several passes changes nothing."""
     advantages_BT: torch.Tensor | None = None
     rollout_logprobs_BT: torch.Tensor | None = None
+    """The engine's, under the weights that made each token."""
+    old_logprobs_BT: torch.Tensor | None = None
+    """The trainer's, before the step's first update; None where the pass at hand is that one."""
     reference_logprobs_BT: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> "TrainBatch":
@@ -74,6 +77,9 @@ class TrainingBackend(Protocol):
 
     def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
         """Add the batch's gradients to what has accumulated. Metrics are sums to be added over passes."""
+
+    def logprobs(self, batch: TrainBatch, temperature: float) -> TrainFuture[torch.Tensor]:
+        """Log-probabilities BT of the batch's tokens under the current weights; no gradient."""
 
     def optim_step(self) -> TrainFuture[Metrics]:
         """Clip, step, advance the schedule, clear gradients. Gives grad_norm and learning_rate."""

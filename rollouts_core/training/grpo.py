@@ -63,6 +63,17 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
     }
 
 
+def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> Metrics:
+    """By how many versions tokens are older than the weights that they train."""
+    ages = [weight_version - version for sample in samples for version in sample.weight_versions]
+    spans = [len(set(sample.weight_versions)) for sample in samples if sample.weight_versions]
+    return {
+        "rollout/staleness/mean": statistics.fmean(ages) if ages else 0.0,
+        "rollout/staleness/max": float(max(ages, default=0)),
+        "rollout/samples_of_several_versions": sum(span > 1 for span in spans) / max(1, len(spans)),
+    }
+
+
 def loss_metrics(passes: Sequence[Metrics]) -> Metrics:
     """The step's loss metrics from those of its passes; the engine mismatch is the first pass's, before any step."""
     total = {name: sum(metrics[name] for metrics in passes) for name in passes[0]}
@@ -75,11 +86,14 @@ def loss_metrics(passes: Sequence[Metrics]) -> Metrics:
         "clip_ratio/region_mean": (total["clip_low_sum"] + total["clip_high_sum"]) / tokens,
     }
     kl = {"kl": total["kl_sum"] / tokens} if "kl_sum" in total else {}
+    corrected = {"sampling/corrected_fraction": total["corrected_sum"] / tokens} if "corrected_sum" in total else {}
     mismatch = {
         "sampling/sampling_logp_difference/mean": first["logp_difference_sum"] / max(1.0, first["tokens_sum"]),
         "sampling/sampling_logp_difference/max": first["logp_difference_max"],
+        "sampling/mismatch_kl": first["mismatch_kl_sum"] / max(1.0, first["tokens_sum"]),
+        "sampling/importance_sampling_ratio/max": max(metrics["ratio_max"] for metrics in passes),
     }
-    return {"policy_loss": total["policy_loss_total"] / len(passes), **mean, **kl, **mismatch}
+    return {"policy_loss": total["policy_loss_total"] / len(passes), **mean, **kl, **mismatch, **corrected}
 
 
 def _reward(sample: Sample) -> float:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from rollouts_core.errors import WeightMismatch
 from rollouts_core.training.backend import ImmediateTrainFuture, LossFunction, Metrics, TrainBatch, Weights
 from rollouts_core.training.checkpoint import load_training_state, save_training_state
+from rollouts_core.training.losses import token_logprobs
 
 
 class PyTorchTrainingBackend:
@@ -42,6 +43,11 @@ class PyTorchTrainingBackend:
         loss, metrics = self._loss_function(self._logits(moved), moved)
         loss.backward()  # type: ignore[no-untyped-call]
         return ImmediateTrainFuture(metrics)
+
+    def logprobs(self, batch: TrainBatch, temperature: float) -> ImmediateTrainFuture[torch.Tensor]:
+        moved = batch.to(self._device)
+        with torch.no_grad():
+            return ImmediateTrainFuture(token_logprobs(self._logits(moved), moved.tokens_BT, temperature).cpu())
 
     def optim_step(self) -> ImmediateTrainFuture[Metrics]:
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)

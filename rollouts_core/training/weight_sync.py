@@ -1,20 +1,16 @@
-"""New weights to every engine."""
+"""New weights to several engines at once."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import anyio
+
 from rollouts_core.inference.engine import InferenceEngine
-from rollouts_core.training.backend import TrainingBackend
 
 
-def sync_weights(backend: TrainingBackend, engines: Sequence[InferenceEngine]) -> None:
-    """Give engines in this process the trainer's current weights under the trainer's weight version."""
-    weights = backend.get_weights().result()
-    for engine in engines:
-        engine.update_weights(weights, backend.weight_version)
-
-
-def sync_weights_to_engines(engines: Sequence[InferenceEngine], checkpoint_path: Path, version: int) -> None:
-    """Give engines the weights of a Hugging Face model directory."""
-    for engine in engines:
-        engine.update_weights_from_checkpoint(checkpoint_path, version)
+async def sync_weights_to_engines(engines: Sequence[InferenceEngine], checkpoint_path: Path, version: int) -> None:
+    """Give engines the weights of a Hugging Face model directory, all at once. Raises what the first failure raises."""
+    async with anyio.create_task_group() as group:
+        for engine in engines:
+            group.start_soon(partial(engine.update_weights_from_checkpoint, checkpoint_path, version))

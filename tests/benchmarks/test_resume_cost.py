@@ -14,7 +14,7 @@ from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.stages import rl, sft
 from rollouts_core.stages.plan import plan
-from rollouts_core.stages.work import make_stage
+from rollouts_core.stages.work import make_stage, open_session
 from rollouts_core.store.local import LocalStore
 
 pytestmark = pytest.mark.benchmark
@@ -43,7 +43,8 @@ def test_share_of_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for stage in (stages.tokenize, stages.sft, *stages.rl):
         spent.clear()
         began = time.perf_counter()
-        make_stage(stage, store, JSONLLogger(tmp_path / "followed.jsonl"), "cpu", {})
+        with open_session() as session:
+            make_stage(stage, store, JSONLLogger(tmp_path / "followed.jsonl"), "cpu", session)
         seconds = time.perf_counter() - began
         if stage.kind != "tokenize":
             print(f"\n{stage.name}: {sum(spent):.3f} s of {seconds:.1f} s, {sum(spent) / seconds:.1%}")

@@ -25,7 +25,7 @@ def case() -> dict[str, torch.Tensor]:
     old = -torch.rand(B, T, generator=random) * 3
     return {
         "logprobs_BT": (old + 0.4 * torch.randn(B, T, generator=random)).requires_grad_(),
-        "rollout_logprobs_BT": old,
+        "old_logprobs_BT": old,
         "advantages_BT": torch.randn(B, 1, generator=random).expand(B, T),
         "loss_mask_BT": mask,
         "reference_logprobs_BT": old + 0.3 * torch.randn(B, T, generator=random),
@@ -42,7 +42,7 @@ def written_out(case: dict[str, torch.Tensor], aggregation: str, low: float, hig
             if not values["loss_mask_BT"][b][t]:
                 continue
             logprob, advantage = values["logprobs_BT"][b][t], values["advantages_BT"][b][t]
-            ratio = math.exp(logprob - values["rollout_logprobs_BT"][b][t])
+            ratio = math.exp(logprob - values["old_logprobs_BT"][b][t])
             clipped = min(max(ratio, 1 - low), 1 + high)
             d = values["reference_logprobs_BT"][b][t] - logprob
             losses.append(-min(ratio * advantage, clipped * advantage) + kl * (math.exp(d) - 1 - d))
@@ -72,10 +72,10 @@ def test_grpo_loss(
 
 def test_on_policy_gradient_is_that_of_reinforce(case: dict[str, torch.Tensor]) -> None:
     """With equal policies the ratio is 1, and d loss / d logprob = -A mask / tokens."""
-    logprobs = case["rollout_logprobs_BT"].clone().requires_grad_()
+    logprobs = case["old_logprobs_BT"].clone().requires_grad_()
     tokens = float(case["loss_mask_BT"].sum())
     grpo_loss(
-        logprobs, case["rollout_logprobs_BT"], case["advantages_BT"], case["loss_mask_BT"], normalizer=tokens
+        logprobs, case["old_logprobs_BT"], case["advantages_BT"], case["loss_mask_BT"], normalizer=tokens
     ).backward()
     assert logprobs.grad is not None
     torch.testing.assert_close(logprobs.grad, -case["advantages_BT"] * case["loss_mask_BT"] / tokens)

@@ -19,7 +19,7 @@ from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.stages import tokenize as tokenize_stage
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.work import make_stage
+from rollouts_core.stages.work import make_stage, open_session
 from rollouts_core.store.local import LocalStore
 from rollouts_core.training import checkpoint, pytorch
 
@@ -76,7 +76,8 @@ def fated(kills: list[int]) -> Iterator[Fate]:
 
 
 def make(stage: Stage, store: LocalStore) -> None:
-    make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", {})
+    with open_session() as session:
+        make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", session)
 
 
 def make_through_kills(stage: Stage, store: LocalStore, kills: list[int]) -> Fate:

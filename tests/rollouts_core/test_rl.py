@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ from safetensors.torch import load_file
 
 from rollouts_core.config_files import from_data
 from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
-from rollouts_core.rollout.generate import RolloutConfig, generate_rollout_batches, generate_samples
+from rollouts_core.rollout.generate import generate_rollout_batches, generate_samples
+from rollouts_core.rollout.manager import AsyncRolloutManager
+from rollouts_core.rollout.settings import RolloutConfig
+from rollouts_core.rollout.source import generating
 from rollouts_core.stages.plan import Plan, plan
-from rollouts_core.stages.work import make_stage
+from rollouts_core.stages.work import make_stage, open_session
 from rollouts_core.store.local import LocalStore
 from rollouts_core.training.losses import create_grpo_loss
 from rollouts_core.training.models import copy_of
-from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.pytorch import create_pytorch_backend
 from rollouts_core.training.rl import RLStep, RLTrainingConfig, run_rl_training
 from rollouts_core.types import Message, Prompt, Sample
 from tests.rollouts_core.models import character_tokenizer, tiny_model
@@ -40,19 +45,23 @@ def score(samples: list[Sample]) -> list[Sample]:
     return [replace(sample, reward=float(sum(c.isdigit() for c in sample.response))) for sample in samples]
 
 
-def parts(kl_coef: float = 0.0, learning_rate: float = 3e-3) -> tuple[PyTorchTrainingBackend, TorchEngine]:
+def train(
+    steps: int, minibatches: int = 1, kl_coef: float = 0.0, learning_rate: float = 3e-3, **rollout: Any
+) -> list[RLStep]:
     model = tiny_model()
     loss = create_grpo_loss(aggregation="token", clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, temperature=0.9)
-    return create_pytorch_backend(model, loss, learning_rate=learning_rate), TorchEngine(copy_of(model), 32, 16)
-
-
-def train(steps: int, minibatches: int = 1, kl_coef: float = 0.0, learning_rate: float = 3e-3) -> list[RLStep]:
-    backend, engine = parts(kl_coef, learning_rate)
-    config = RLTrainingConfig(steps, minibatches, "token", True, ROLLOUT)
+    backend = create_pytorch_backend(model, loss, learning_rate=learning_rate)
+    config = RLTrainingConfig(steps, minibatches, "token", True, ROLLOUT.temperature)
     reference = tiny_model().requires_grad_(False) if kl_coef else None
-    return list(
-        run_rl_training(backend, DataBuffer(prompts(), 0), [engine], character_tokenizer(), score, config, reference)
+    make_manager = partial(
+        AsyncRolloutManager,
+        tokenizer=character_tokenizer(),
+        data_buffer=DataBuffer(prompts(), 0),
+        score=score,
+        config=replace(ROLLOUT, **rollout),
     )
+    with generating(lambda: EmbeddedEngine(TorchEngine(copy_of(model), 32, 16)), make_manager) as rollouts:
+        return list(run_rl_training(backend, rollouts, config, reference))
 
 
 def test_reward_rises_and_engine_and_trainer_agree_at_every_step() -> None:
@@ -92,7 +101,7 @@ def test_prompts_are_taken_in_the_order_of_the_buffer() -> None:
 
 
 def test_a_prompt_that_stands_twice_in_a_batch_gets_other_samples_the_second_time() -> None:
-    _, engine = parts()
+    engine = TorchEngine(tiny_model(), 32, 16)
     (prompt,) = prompts(1)
     twice, once = (generate_samples(engine, character_tokenizer(), [prompt] * n, ROLLOUT, step=1) for n in (2, 1))
     assert [sample.tokens for sample in twice[:4]] == [sample.tokens for sample in once]
@@ -100,7 +109,7 @@ def test_a_prompt_that_stands_twice_in_a_batch_gets_other_samples_the_second_tim
 
 
 def test_rollout_batches_come_without_end() -> None:
-    _, engine = parts()
+    engine = TorchEngine(tiny_model(), 32, 16)
     batches = generate_rollout_batches(engine, character_tokenizer(), DataBuffer(prompts(), 0), score, ROLLOUT)
     (first, after), (second, _) = next(batches), next(batches)
     assert len(first) == len(second) == 24
@@ -113,13 +122,15 @@ def made(small_config: dict[str, Any], tmp_path: Path) -> tuple[Plan, LocalStore
     """A plan whose data and SFT are in the store."""
     stages, store = plan(from_data(small_config)), LocalStore(tmp_path / "store")
     assert stages.sft is not None
-    for stage in (stages.tokenize, stages.sft):
-        make(stage, store, {})
+    make(store, stages.tokenize, stages.sft)
     return stages, store
 
 
-def make(stage: Any, store: LocalStore, session: dict[str, object]) -> None:
-    make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", session)
+def make(store: LocalStore, *stages: Any) -> None:
+    """In one process, warm from one to the next."""
+    with open_session() as session:
+        for stage in stages:
+            make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", session)
 
 
 def state(store: LocalStore, stage: Any) -> Mapping[str, torch.Tensor]:
@@ -140,23 +151,21 @@ def test_a_segment_begun_warm_cold_or_from_a_checkpoint_ends_with_the_same_bits(
 ) -> None:
     stages, store = made
     first, second = stages.rl
-    session: dict[str, object] = {}
-    make(first, store, session)
-    make(second, store, session)
+    make(store, first, second)
     warm = state(store, second)
     rollouts = read_jsonl(store.open(second.artifact) / "rollouts.jsonl")
 
     shutil.rmtree(store.home / "artifacts" / second.artifact.directory)
-    make(second, store, {})
+    make(store, second)
     assert same(state(store, second), warm)
 
     shutil.rmtree(store.home / "artifacts" / second.artifact.directory)
     monkeypatch.setattr("rollouts_core.stages.rl.save_policy", fail)
     with pytest.raises(RuntimeError, match="after the last step"):
-        make(second, store, {})
+        make(store, second)
     monkeypatch.undo()
     assert list((store.home / "work").glob(f"{second.artifact.directory}.*/checkpoints/step-00000003"))
-    make(second, store, {})
+    make(store, second)
     assert same(state(store, second), warm)
     assert read_jsonl(store.open(second.artifact) / "rollouts.jsonl") == rollouts
     steps = [record["step"] for record in read_jsonl(store.open(second.artifact) / "metrics.jsonl")]
@@ -169,12 +178,10 @@ def fail(*arguments: Any) -> None:
 
 def test_one_long_segment_equals_two_short_ones(made: tuple[Plan, LocalStore], small_config: dict[str, Any]) -> None:
     stages, store = made
-    session: dict[str, object] = {}
-    for stage in stages.rl:
-        make(stage, store, session)
+    make(store, *stages.rl)
     small_config["rl"]["steps_per_segment"] = 4
     (whole,) = plan(from_data(small_config)).rl
-    make(whole, store, {})
+    make(store, whole)
     assert same(state(store, whole), state(store, stages.rl[-1]))
 
 
@@ -187,9 +194,7 @@ def test_rl_begins_with_a_pretrained_model_and_its_reference(
     small_config |= {"sft": None, "model": {"kind": "pretrained", "name": str(directory)}}
     small_config["rl"]["kl_coef"] = 0.05
     later = plan(from_data(small_config))
-    session: dict[str, object] = {}
-    for stage in later.stages:
-        make(stage, store, session)
+    make(store, *later.stages)
     assert [stage.name for stage in later.stages] == ["tokenize", "rl-1", "rl-2", "evaluate-base", "evaluate-rl"]
     first, last = (read_jsonl(store.open(stage.artifact) / "metrics.jsonl") for stage in later.rl)
     assert abs(first[0]["kl"]) < 1e-6

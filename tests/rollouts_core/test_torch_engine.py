@@ -1,11 +1,13 @@
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from rollouts_core.errors import ContextOverflow, WeightMismatch
+from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.training.weight_sync import sync_weights_to_engines
@@ -139,5 +141,5 @@ def test_new_weights_are_used_and_wrong_ones_refused(tmp_path: Path) -> None:
         engine.update_weights(dict(other.named_parameters()) | {"model.embed_tokens.weight": torch.zeros(3, 3)}, 1)
     assert engine.weight_version == 0
     other.save_pretrained(tmp_path)
-    sync_weights_to_engines([engine], tmp_path, 1)
+    anyio.run(sync_weights_to_engines, [EmbeddedEngine(engine)], tmp_path, 1)
     assert [c.tokens for c in engine.generate(requests(5))] == [c.tokens for c in expected]

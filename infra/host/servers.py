@@ -1,0 +1,282 @@
+"""Keeps inference servers alive: `servers DIRECTORY`, run as a job. Standard library only.
+
+`spec.json` names the replicas' commands and the router's, with `{port}` where a port belongs. `servers.json` tells
+everybody on this machine which replicas answer, and where; a file in `restarts/` asks for a new start of one.
+
+Decision: a server gets a free port of the loopback for each of its starts, so its address says which start it is. One
+that ends, does not answer in time, or is complained about is killed with all its processes and started again; after
+`restarts` starts in a row that never came to answer, all of it ends, with that server's last lines.
+
+Decision: a replica is asked something that its scheduler must answer, not its web server alone, and that it answers
+even while generation is paused for new weights.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rollouts_core.store.locks import try_lock
+
+LAST_LINES = 25
+LINE = 400
+LOOK_SECONDS = 1.0
+START_LOOK_SECONDS = 0.5
+GRACE = 3.0
+PR_SET_PDEATHSIG = 1
+
+
+class ServersFailed(Exception):
+    """A server does not come up. Says so to a person."""
+
+
+class Server:
+    """One server: what is known of it, and its last lines."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.entry = entry
+        self.name: str = entry["name"]
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.state, self.url, self.starts = "starting", "", 0
+
+    def told(self) -> dict[str, Any]:
+        return {"name": self.name, "url": self.url, "state": self.state, "starts": self.starts}
+
+
+def main(directory: Path) -> int:
+    """Keep the servers until this process is ended. Returns an exit status only when they do not come up."""
+    _end_with_parent()
+    spec = json.loads((directory / "spec.json").read_text())
+    memory = _memory(spec.get("memory"))
+    try:
+        asyncio.run(_keep_all(directory, spec))
+    except* ServersFailed as group:
+        error = group.exceptions[0]
+        print(f"[serve] failed: {error}", file=sys.stderr, flush=True)
+        _write_json(directory / "failure.json", {"stage": "serve", "message": str(error)})
+    finally:
+        if memory is not None:
+            shutil.rmtree(memory, ignore_errors=True)
+    return 1
+
+
+async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
+    replicas = [Server(entry) for entry in spec["replicas"]]
+    router = Server(spec["router"]) if spec.get("router") else None
+    servers = [*replicas, *([router] if router else [])]
+    shutil.rmtree(directory / "restarts", ignore_errors=True)
+
+    def tell() -> None:
+        ready = sum(server.state == "ready" for server in servers)
+        with (directory / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"ready": ready, "of": len(servers)}) + "\n")
+        _write_json(
+            directory / "servers.json",
+            {
+                "replicas": [replica.told() for replica in replicas],
+                "router": router.url if router and router.state == "ready" else None,
+                "memory": spec.get("memory"),
+            },
+        )
+
+    tell()
+    loop, whole = asyncio.get_running_loop(), asyncio.current_task()
+    assert whole is not None, "run by asyncio.run"
+    loop.add_signal_handler(signal.SIGTERM, whole.cancel)
+    async with asyncio.TaskGroup() as group:
+        for server in servers:
+            group.create_task(_keep(server, spec, directory / "restarts" / server.name, tell))
+
+
+async def _keep(server: Server, spec: dict[str, Any], complaint: Path, tell: Any) -> None:
+    """Start it again and again. Raises `ServersFailed` when it never comes to answer."""
+    failures = 0
+    while True:
+        server.state, server.starts, server.url = "starting", server.starts + 1, f"http://127.0.0.1:{free_port()}"
+        server.lines.clear()
+        tell()
+        process = await _start(server)
+        reading = asyncio.create_task(_read_lines(server, process))
+        try:
+            reason = await _until_ready(server, process, spec["start_seconds"])
+            if not reason:
+                failures, server.state = 0, "ready"
+                _say(server, f"answers at {server.url}")
+                tell()
+                reason = await _until_bad(server, process, spec["hang_seconds"], complaint)
+            else:
+                failures += 1
+        finally:
+            server.state = "down"
+            tell()
+            await _kill(process)
+            await reading
+        _say(server, f"{reason}; start {server.starts}")
+        if failures >= spec["restarts"]:
+            last = "".join(f"\n  {line}" for line in server.lines)
+            raise ServersFailed(f"{server.name} {reason}, {failures} times in a row. Its last lines:{last}")
+
+
+async def _start(server: Server) -> asyncio.subprocess.Process:
+    port = server.url.rpartition(":")[2]
+    ports = {"{port}": port, "{other_port}": str(free_port())}
+    command = [ports.get(part, part) for part in server.entry["command"]]
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **server.entry["environment"], **_visible(server.entry["devices"])},
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+        limit=2**20,
+    )
+
+
+async def _until_ready(server: Server, process: asyncio.subprocess.Process, seconds: float) -> str:
+    """Nothing once it answers, or why it does not."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.returncode is not None:
+            return f"ended with exit status {process.returncode} before it answered"
+        if await asyncio.to_thread(answers, server.url + server.entry["ready"], 10.0):
+            return ""
+        await asyncio.sleep(START_LOOK_SECONDS)
+    return f"did not answer within {seconds:g} s"
+
+
+async def _until_bad(server: Server, process: asyncio.subprocess.Process, patience: float, complaint: Path) -> str:
+    """Why it must be started again."""
+    heard = time.monotonic()
+    while True:
+        try:
+            await asyncio.wait_for(process.wait(), LOOK_SECONDS)
+            return f"ended with exit status {process.returncode}"
+        except TimeoutError:
+            pass
+        if reason := _complained(complaint, server.url):
+            return f"is not to be trusted ({reason})"
+        if await asyncio.to_thread(answers, server.url + server.entry["probe"], patience):
+            heard = time.monotonic()
+        elif time.monotonic() - heard > patience:
+            return f"has not answered for {patience:g} s"
+
+
+async def _read_lines(server: Server, process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None, "started with a pipe"
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # a line without end
+            continue
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            server.lines.append(text[:LINE])
+            _say(server, text[:LINE])
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """TERM, then KILL, to all of its group."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+        except ProcessLookupError:
+            break
+        try:
+            await asyncio.wait_for(process.wait(), GRACE)
+        except TimeoutError:
+            continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def answers(url: str, seconds: float) -> bool:
+    """Whether a GET of it is answered well in time."""
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=seconds) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _visible(places: list[int]) -> dict[str, str]:
+    """Which of the leased GPUs a server is to see."""
+    leased = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(leased[place] for place in places)} if places else {}
+
+
+def _complained(file: Path, url: str) -> str:
+    """What was said against this start of it; complaints about earlier ones are dropped."""
+    try:
+        said = json.loads(file.read_text())
+        file.unlink()
+    except (OSError, ValueError):
+        return ""
+    return str(said.get("reason", "no reason given")) if said.get("url") == url else ""
+
+
+def _memory(path: str | None) -> Path | None:
+    """Make the directory for weights on their way, ours while we live; those of dead owners go."""
+    if path is None:
+        return None
+    place = Path(path)
+    for old in place.parent.glob(f"{place.name.partition('.')[0]}.*"):
+        if _is_abandoned(old):
+            shutil.rmtree(old, ignore_errors=True)
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    if not try_lock(lock):
+        raise SystemExit(f"{place} is in use by other servers")
+    return place
+
+
+def _is_abandoned(place: Path) -> bool:
+    try:
+        lock = os.open(place / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+def _say(server: Server, text: str) -> None:
+    print(f"[{server.name}] {text}", flush=True)
+
+
+def _end_with_parent() -> None:
+    """Die with the process that watches over this one, however it dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(json.dumps(value))
+    unfinished.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

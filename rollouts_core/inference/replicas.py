@@ -1,0 +1,100 @@
+"""Which servers there are. Who starts, watches and restarts them is somebody else (`infra.host.servers`).
+
+Decision: a replica's address is new with each of its starts. Whoever knows an address therefore knows which weights are
+behind it; a restarted replica cannot be taken for the one that was there before, with the weights it had.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rollouts_core.errors import EngineUnavailable
+
+SERVERS = "servers.json"
+RESTARTS = "restarts"
+
+
+@dataclass(frozen=True)
+class Replica:
+    name: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What can be spoken to now."""
+
+    replicas: tuple[Replica, ...]
+    router: str | None = None
+    """Where several are, requests go through it."""
+    memory: Path | None = None
+    """A directory in memory, for weights on their way; who made the servers removes it."""
+
+
+class Fleet(Protocol):
+    def ready(self) -> Servers:
+        """The replicas that answer. Raises `EngineUnavailable` with the reason when there will be none any more."""
+
+    def restart(self, replica: Replica, reason: str) -> None:
+        """Ask for a new start of a replica that is not to be trusted."""
+
+
+class FixedServers:
+    """Servers that somebody else looks after; they are taken to be there."""
+
+    def __init__(self, urls: Sequence[str], router: str | None = None, memory: Path | None = None) -> None:
+        self._servers = Servers(tuple(Replica(url, url) for url in urls), router, memory)
+
+    def ready(self) -> Servers:
+        return self._servers
+
+    def restart(self, replica: Replica, reason: str) -> None:
+        """Nobody to ask: it is spoken to again at the next occasion."""
+
+
+class SupervisedServers:
+    """Servers of a service job on this machine, as its directory tells of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: tuple[int, Servers] | None = None
+
+    def ready(self) -> Servers:
+        os.utime(self._directory / "attended")
+        file = self._directory / SERVERS
+        try:
+            stamp = file.stat().st_mtime_ns
+            if self._read is None or self._read[0] != stamp:
+                self._read = (stamp, _servers(json.loads(file.read_text())))
+        except FileNotFoundError:
+            raise EngineUnavailable(f"there are no servers in {self._directory}: {self._ending()}") from None
+        if ending := self._ending():
+            raise EngineUnavailable(f"the servers of {self._directory.name} have ended: {ending}")
+        return self._read[1]
+
+    def restart(self, replica: Replica, reason: str) -> None:
+        """A request the supervisor takes up within a second."""
+        (self._directory / RESTARTS).mkdir(exist_ok=True)
+        (self._directory / RESTARTS / replica.name).write_text(json.dumps({"url": replica.url, "reason": reason}))
+
+    def _ending(self) -> str:
+        try:
+            said = json.loads((self._directory / "failure.json").read_text())
+            return str(said["message"])
+        except (OSError, ValueError, KeyError):
+            pass
+        try:
+            return str(json.loads((self._directory / "status.json").read_text())["reason"])
+        except (OSError, ValueError, KeyError):
+            return ""
+
+
+def _servers(said: dict[str, object]) -> Servers:
+    replicas = said["replicas"]
+    assert isinstance(replicas, list), "the supervisor writes a list"
+    ready = tuple(Replica(entry["name"], entry["url"]) for entry in replicas if entry["state"] == "ready")
+    router, memory = said.get("router"), said.get("memory")
+    return Servers(ready, str(router) if router else None, Path(str(memory)) if memory else None)

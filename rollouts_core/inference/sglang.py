@@ -1,0 +1,215 @@
+"""A policy served by SGLang: one server, or several behind SGLang's router.
+
+Decision: new weights come between two tokens. Replicas are paused with their requests pushed back into the queue
+(`retract`), so that what they had cached under the old weights is computed again; each answer says which version made
+which span.
+
+Seeds are sent, and honoured only by servers started with --enable-deterministic-inference (a GPU and its attention
+kernels; it does not start on the CPU). Elsewhere an answer is drawn from the server's own generator.
+
+Where a request names stop tokens, the tokenizer's end-of-sequence token stops it as well: SGLang ignores both or none.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from rollouts_core.errors import ContextOverflow, EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.engine import (
+    Completion,
+    GenerationRequest,
+    ModelLimits,
+    check_request,
+    check_weights,
+    shapes_in,
+    shapes_of,
+)
+from rollouts_core.inference.http import JsonClient
+from rollouts_core.inference.members import Members, Problems, for_each
+from rollouts_core.inference.replicas import Fleet, Replica
+from rollouts_core.inference.transports import WeightTransport, load_checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+CONTROL_SECONDS = 30.0
+"""Deadline of a control request: pause, continue, abort, look."""
+LOOK_SECONDS = 0.1
+REQUEST_SECONDS = 24 * 3600.0
+"""Behind the deadlines of those who wait."""
+OVERFLOW_WORDS = ("context length", "maximum context")
+
+
+class Send(Protocol):
+    """What gives weights to replicas that are paused."""
+
+    async def __call__(self, *, replicas: Sequence[Replica]) -> Problems: ...
+
+
+class SGLangEngine:
+    """Speaks to the servers of one policy."""
+
+    def __init__(
+        self, fleet: Fleet, limits: ModelLimits, transport: WeightTransport, start_seconds: float = 600.0
+    ) -> None:
+        """`start_seconds`: how long a start of servers may take, when none is left that could answer."""
+        self._members = Members(fleet, start_seconds)
+        self._limits, self._transport = limits, transport
+        self._http = JsonClient()
+        self._rids: dict[str, str] = {}
+        self._asked = 0
+
+    @property
+    def weight_version(self) -> int:
+        return self._members.version
+
+    def wants_weights(self) -> bool:
+        return bool(self._members.newcomers())
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+        await self._http.aclose()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        check_request(request, self._limits)
+        self._asked += 1
+        rid = f"{request.request_id}~{self._asked}"
+        self._rids[request.request_id] = rid
+        headers = {"X-SMG-Routing-Key": request.session} if request.session else {}
+        try:
+            url = f"{self._address()}/generate"
+            answer = await self._http.call("POST", url, _body(request, rid), deadline=REQUEST_SECONDS, headers=headers)
+            return read_completion(answer, request)
+        except EngineRefused as error:
+            if any(words in str(error) for words in OVERFLOW_WORDS):
+                raise ContextOverflow(f"request {request.request_id}: {error}") from None
+            raise
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(CONTROL_SECONDS, shield=True):
+                await self._tell_all("/abort_request", {"rid": rid})
+            raise
+        finally:
+            if self._rids.get(request.request_id) == rid:
+                del self._rids[request.request_id]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        for name in request_ids:
+            if rid := self._rids.get(name):
+                await self._tell_all("/abort_request", {"rid": rid})
+
+    async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        check_weights(shapes_of(weights), self._limits, version)
+        send = partial(self._transport.send, weights=weights, version=version)
+        await self._members.bring(version, partial(self._update, send=send))
+
+    async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
+        check_weights(shapes_in(path), self._limits, version)
+        send = partial(load_checkpoint, self._http, path=path, version=version)
+        await self._members.bring(version, partial(self._update, send=send))
+
+    async def release_memory(self) -> None:
+        """Weights and cache go. The servers must run with --enable-memory-saver."""
+        problems = await for_each(
+            self._members.servers().replicas, partial(self._ask, "/release_memory_occupation", {})
+        )
+        self._members.current = {}
+        _raise_first(problems)
+
+    async def resume_memory(self) -> None:
+        _raise_first(
+            await for_each(self._members.servers().replicas, partial(self._ask, "/resume_memory_occupation", {}))
+        )
+
+    def _address(self) -> str:
+        """Raises `EngineUnavailable` while no replica has the current weights."""
+        servers = self._members.servers()
+        if not self._members.current:
+            raise EngineUnavailable(f"no server has weight version {self.weight_version} yet")
+        return servers.router or next(iter(self._members.current))
+
+    async def _update(self, replicas: Sequence[Replica], send: Send) -> Problems:
+        """Pause, send, look, go on. Returns who failed on the way."""
+        problems = await for_each(replicas, partial(self._ask, "/pause_generation", {"mode": "retract"}))
+        if paused := [replica for replica in replicas if replica.name not in problems]:
+            problems |= await send(replicas=paused)
+        updated = [replica for replica in replicas if replica.name not in problems]
+        return problems | await for_each(updated, self._readmit)
+
+    async def _readmit(self, replica: Replica) -> None:
+        """Let it go on, if it has the weights it should have."""
+        told = await self._http.call("GET", f"{replica.url}/model_info", deadline=CONTROL_SECONDS)
+        if told.get("weight_version") != str(self.weight_version):
+            raise EngineUnavailable(f"has weight version {told.get('weight_version')} instead of {self.weight_version}")
+        await self._ask("/continue_generation", {}, replica)
+        if router := self._members.servers().router:
+            await self._join(router, replica)
+
+    async def _join(self, router: str, replica: Replica) -> None:
+        """Make the router send requests there; returns when it does."""
+        known = await self._http.call("GET", f"{router}/workers", deadline=CONTROL_SECONDS)
+        if not any(worker.get("url") == replica.url for worker in known.get("workers", [])):
+            await self._http.call("POST", f"{router}/workers", {"url": replica.url}, deadline=CONTROL_SECONDS)
+        with anyio.move_on_after(CONTROL_SECONDS):
+            while True:
+                known = await self._http.call("GET", f"{router}/workers", deadline=CONTROL_SECONDS)
+                if any(worker.get("url") == replica.url and worker.get("is_healthy") for worker in known["workers"]):
+                    return
+                await anyio.sleep(LOOK_SECONDS)
+        raise EngineUnavailable(f"the router did not take it in within {CONTROL_SECONDS:g} s")
+
+    async def _ask(self, path: str, body: Any, replica: Replica) -> None:
+        await self._http.call("POST", f"{replica.url}{path}", body, deadline=CONTROL_SECONDS)
+
+    async def _tell_all(self, path: str, body: Any) -> None:
+        """One that is away has nothing to be told."""
+        await for_each(list(self._members.current.values()), partial(self._ask, path, body))
+
+
+def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
+    return {
+        "rid": rid,
+        "input_ids": [*request.prompt_tokens, *request.generated],
+        "return_logprob": True,
+        "sampling_params": {
+            "temperature": request.temperature,
+            "max_new_tokens": request.max_new_tokens - len(request.generated),
+            "stop_token_ids": list(request.stop_token_ids),
+            "ignore_eos": not request.stop_token_ids,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            "sampling_seed": request.seed % 2**31,
+        },
+    }
+
+
+def _raise_first(problems: Problems) -> None:
+    for problem in problems.values():
+        raise problem
+
+
+def read_completion(answer: Any, request: GenerationRequest) -> Completion:
+    """What SGLang's /generate says. Raises `MalformedAnswer`."""
+    try:
+        meta = answer["meta_info"]
+        pairs = meta["output_token_logprobs"][: meta["completion_tokens"]]
+        tokens = tuple(int(pair[1]) for pair in pairs)
+        log_probs = tuple(float(pair[0]) for pair in pairs)
+        versions = [
+            int(span["version"]) for span in meta["weight_versions"] or [] for _ in range(span["start"], span["end"])
+        ]
+        reason = meta["finish_reason"]["type"]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
+    if (
+        tuple(answer["output_ids"]) != tokens
+        or len(versions) != len(tokens)
+        or reason not in ("stop", "length", "abort")
+    ):
+        raise MalformedAnswer(
+            f"request {request.request_id}: {len(answer['output_ids'])} tokens, {len(tokens)} log-probabilities, "
+            f"{len(versions)} weight versions, finish reason {reason!r}"
+        )
+    return Completion(request.request_id, tokens, log_probs, tuple(versions), reason)

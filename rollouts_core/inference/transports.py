@@ -1,0 +1,274 @@
+"""How new weights reach SGLang's replicas: by files, by shared tensors, or by broadcast. The result is the same.
+
+    DiskTransport        safetensors in a directory, in memory where there is one, read by each replica
+    TensorTransport      the tensors themselves, shared within the host: CUDA's own handles, or shared memory
+    BroadcastTransport   one broadcast a bucket over NCCL (gloo on the CPU), for replicas on other GPUs
+
+Decision: weights travel in buckets of up to 1 GiB, never a call for each parameter: with hundreds of small calls, what
+is waited for is HTTP (open-instruct: 120 s of calls for 0.5 s of NCCL).
+
+Decision: SGLang takes shared tensors pickled, and only so. What is pickled here is a list of names and torch's handles
+of shared tensors, written by us for our own server over the loopback; nothing pickled is ever read here.
+"""
+
+import base64
+import io
+import json
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from anyio import to_thread
+from safetensors.torch import save_file
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
+
+from rollouts_core.errors import EngineError, EngineRefused, EngineUnavailable, WeightMismatch
+from rollouts_core.inference.http import JsonClient
+from rollouts_core.inference.members import Problems, for_each
+from rollouts_core.inference.replicas import Replica
+
+BUCKET_BYTES = 2**30
+SECONDS = 600.0
+"""Deadline of a whole transfer, and of each call in it."""
+
+Weights = Mapping[str, torch.Tensor]
+
+
+class WeightTransport(Protocol):
+    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        """Give paused replicas new weights. Returns who failed, and why; their weights are to be thrown away."""
+
+    async def aclose(self) -> None: ...
+
+
+def buckets(weights: Weights, limit: int = BUCKET_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+    """The weights in order, cut where `limit` bytes would be exceeded; a larger tensor is a bucket of its own."""
+    bucket: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in weights.items():
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+async def load_checkpoint(http: JsonClient, replicas: Sequence[Replica], path: Path, version: int) -> Problems:
+    """Have replicas read a Hugging Face model directory that they can see. Returns who failed, and why."""
+    body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
+
+    async def load(replica: Replica) -> None:
+        try:
+            await _post(http, "/update_weights_from_disk", body, replica)
+        except EngineRefused as error:
+            raise WeightMismatch(f"weight version {version} is refused by {replica.name}: {error}") from None
+
+    return await for_each(replicas, load)
+
+
+class DiskTransport:
+    """Writes a version below `directory`, has it read, and removes the one before. Raises OSError when it is full."""
+
+    def __init__(self, directory: Path, limit: int = BUCKET_BYTES) -> None:
+        self._directory, self._limit = directory, limit
+        self._http = JsonClient()
+
+    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        return await load_checkpoint(self._http, replicas, await self.write(weights, version), version)
+
+    async def write(self, weights: Weights, version: int) -> Path:
+        """The directory that holds the version, written unless it is there."""
+        place = self._directory / f"version-{version}"
+        await to_thread.run_sync(partial(self._write, place, weights))
+        return place
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    def _write(self, place: Path, weights: Weights) -> None:
+        if place.exists():
+            return
+        for old in self._directory.glob("version-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        unfinished = self._directory / f".{place.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        try:
+            index: dict[str, str] = {}
+            for number, bucket in enumerate(buckets(weights, self._limit)):
+                file = f"model-{number:05d}.safetensors"
+                save_file({name: tensor.detach().contiguous() for name, tensor in bucket.items()}, unfinished / file)
+                index |= dict.fromkeys(bucket, file)
+            (unfinished / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+            unfinished.rename(place)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+class TensorTransport:
+    """Shares tensors with replicas on this host; on CUDA without a copy, on the CPU by one into shared memory."""
+
+    def __init__(self, tensor_parallel: int = 1, limit: int = BUCKET_BYTES) -> None:
+        self._ranks, self._limit = tensor_parallel, limit
+        self._http = JsonClient()
+
+    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # handed-over descriptors end a server's process
+
+        async def give(replica: Replica) -> None:
+            await _post(self._http, "/begin_weight_update", {}, replica)
+            for bucket in buckets(weights, self._limit):
+                shared = [(name, _shared(tensor)) for name, tensor in bucket.items()]
+                body = {"serialized_named_tensors": [_pickled(shared)] * self._ranks, "weight_version": str(version)}
+                await _post(self._http, "/update_weights_from_tensor", body, replica)
+            await _post(self._http, "/end_weight_update", {}, replica)
+
+        return await for_each(replicas, give)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+class BroadcastTransport:
+    """One process group of the trainer (rank 0) and all ranks of all replicas, made anew when the replicas change."""
+
+    def __init__(self, tensor_parallel: int = 1, limit: int = BUCKET_BYTES, address: str = "127.0.0.1") -> None:
+        self._ranks, self._limit, self._address = tensor_parallel, limit, address
+        self._http = JsonClient()
+        self._members: tuple[str, ...] = ()
+        self._group: Any = None
+        self._made = 0
+
+    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        device = next(iter(weights.values())).device
+        try:
+            with anyio.fail_after(SECONDS):
+                await self._meet(replicas, "nccl" if device.type == "cuda" else "gloo")
+                return await self._broadcast(replicas, weights, version)
+        except (EngineError, RuntimeError, TimeoutError) as error:
+            await self._part(replicas)
+            return {replica.name: EngineUnavailable(f"broadcast failed: {error}") for replica in replicas}
+
+    async def aclose(self) -> None:
+        self._leave()
+        await self._http.aclose()
+
+    async def _broadcast(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        body: dict[str, Any] = {"group_name": self._name, "load_format": "flattened_bucket"}
+        for replica in replicas:
+            await _post(self._http, "/begin_weight_update", {}, replica)
+        for bucket in buckets(weights, self._limit):
+            flat = torch.cat([tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in bucket.values()])
+            described = {
+                "names": list(bucket),
+                "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in bucket.values()],
+                "shapes": [list(tensor.shape) for tensor in bucket.values()],
+                "weight_version": str(version),
+            }
+            async with anyio.create_task_group() as calls:
+                for replica in replicas:
+                    path = "/update_weights_from_distributed"
+                    calls.start_soon(_post, self._http, path, {**body, **described}, replica)
+                await to_thread.run_sync(partial(dist.broadcast, flat, src=0, group=self._group))
+        for replica in replicas:
+            await _post(self._http, "/end_weight_update", {}, replica)
+        return {}
+
+    @property
+    def _name(self) -> str:
+        return f"rollouts-weights-{self._made}"
+
+    async def _meet(self, replicas: Sequence[Replica], backend: str) -> None:
+        members = tuple(replica.url for replica in replicas)
+        if members == self._members and self._group is not None:
+            return
+        await self._part(replicas)
+        self._made += 1
+        size = 1 + self._ranks * len(replicas)
+        port = _free_port(self._address)
+        async with anyio.create_task_group() as calls:
+            for number, replica in enumerate(replicas):
+                body = {
+                    "master_address": self._address,
+                    "master_port": port,
+                    "rank_offset": 1 + number * self._ranks,
+                    "world_size": size,
+                    "group_name": self._name,
+                    "backend": backend,
+                }
+                calls.start_soon(_post, self._http, "/init_weights_update_group", body, replica)
+            self._group = await to_thread.run_sync(partial(_join, self._name, self._address, port, size, backend))
+        self._members = members
+
+    async def _part(self, replicas: Sequence[Replica]) -> None:
+        """Leave the group here and there; who cannot be told is gone or will be restarted."""
+        if self._group is None:
+            return
+        for replica in replicas:
+            if replica.url in self._members:
+                with anyio.move_on_after(5.0):
+                    try:
+                        await _post(self._http, "/destroy_weights_update_group", {"group_name": self._name}, replica)
+                    except EngineError:
+                        continue
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+        self._group, self._members = None, ()
+
+
+def _join(name: str, address: str, port: int, size: int, backend: str) -> Any:
+    """A process group beside the default one, as rank 0. torch has no public call for this; its own servers' clients
+    and SGLang make it the same way, and both ends must agree on the store's prefix.
+    """
+    timeout = timedelta(seconds=60)
+    store, rank, size = next(rendezvous(f"tcp://{address}:{port}", 0, size, timeout=timeout))
+    store.set_timeout(timeout)
+    helper: Any = c10d._new_process_group_helper
+    group, _ = helper(
+        size, rank, [], c10d.Backend(backend), c10d.PrefixStore(name, store), group_name=name, timeout=timeout
+    )
+    c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}
+    return group
+
+
+async def _post(http: JsonClient, path: str, body: Any, replica: Replica) -> None:
+    answer = await http.call("POST", f"{replica.url}{path}", body, deadline=SECONDS)
+    if isinstance(answer, dict) and answer.get("success") is False:
+        raise EngineUnavailable(f"{replica.name}{path}: {answer.get('message')}")
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.is_cuda else _in_shared_memory(tensor.detach().clone())
+
+
+def _in_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _pickled(value: object) -> str:
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(value)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port

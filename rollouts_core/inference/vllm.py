@@ -1,0 +1,207 @@
+"""A policy served by vLLM: one server or several, spoken to by OpenAI's completions with token ids.
+
+Decision: an update ends what is being generated and asks for the rest again, behind the tokens that are there. vLLM's
+completions do not say which weights made which token; so no request lives across an update, and each span has the
+version under which it was asked for.
+
+Several servers have no router before them: a request goes where its session went, else where the fewest are under way.
+Weights come by files alone. A server must run with VLLM_SERVER_DEV_MODE=1, which opens these calls, and with
+--logprobs-mode processed_logprobs: otherwise log-probabilities are those before the temperature.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import anyio
+
+from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, WeightMismatch
+from rollouts_core.inference.engine import (
+    Completion,
+    GenerationRequest,
+    ModelLimits,
+    check_request,
+    check_weights,
+    shapes_in,
+    shapes_of,
+)
+from rollouts_core.inference.http import JsonClient
+from rollouts_core.inference.members import Members, Problems, for_each
+from rollouts_core.inference.replicas import Fleet, Replica
+from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
+from rollouts_core.inference.transports import DiskTransport
+
+if TYPE_CHECKING:
+    import torch
+
+LOAD_SECONDS = 600.0
+
+
+class VLLMEngine:
+    """Speaks to the servers of one policy. Seeds are honoured by each server for the same batch."""
+
+    def __init__(
+        self, fleet: Fleet, limits: ModelLimits, model: str, weights: Path, start_seconds: float = 600.0
+    ) -> None:
+        """`model`: the name the servers give it. `weights`: a directory, best in memory, for new weights."""
+        self._members = Members(fleet, start_seconds)
+        self._limits, self._model = limits, model
+        self._files = DiskTransport(weights)
+        self._http = JsonClient()
+        self._open = anyio.Event()
+        self._open.set()
+        self._asked = 0
+        self._places: dict[str, tuple[Replica, str]] = {}
+        """Of each request under way: where, and under which name."""
+        self._unwanted: set[str] = set()
+
+    @property
+    def weight_version(self) -> int:
+        return self._members.version
+
+    def wants_weights(self) -> bool:
+        return bool(self._members.newcomers())
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+        await self._http.aclose()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        check_request(request, self._limits)
+        made = Completion(request.request_id, (), (), (), "abort")
+        try:
+            while True:
+                await self._open.wait()
+                left = replace(request, generated=request.generated + made.tokens)
+                made = _behind(made, await self._ask_once(left))
+                if made.finish_reason != "abort" or request.request_id in self._unwanted:
+                    return made
+        finally:
+            self._unwanted.discard(request.request_id)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        for name in request_ids:
+            if name in self._places:
+                self._unwanted.add(name)
+                replica, known_as = self._places[name]
+                await for_each([replica], partial(self._post, "/abort_requests", {"request_ids": [known_as]}))
+
+    async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        check_weights(shapes_of(weights), self._limits, version)
+        path = await self._files.write(weights, version)
+        await self.update_weights_from_checkpoint(path, version)
+
+    async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
+        check_weights(shapes_in(path), self._limits, version)
+        self._open = anyio.Event()
+        try:
+            await self._members.bring(version, partial(self._update, path=path))
+        finally:
+            self._open.set()
+
+    async def release_memory(self) -> None:
+        for problem in (
+            await for_each(self._members.servers().replicas, partial(self._post, "/sleep?level=2", {}))
+        ).values():
+            raise problem
+        self._members.current = {}
+
+    async def resume_memory(self) -> None:
+        for problem in (await for_each(self._members.servers().replicas, partial(self._post, "/wake_up", {}))).values():
+            raise problem
+
+    async def _ask_once(self, request: GenerationRequest) -> Completion:
+        self._asked += 1
+        rid = f"{request.request_id}~{self._asked}"
+        replica, version = self._chosen(request.session), self.weight_version
+        self._places[request.request_id] = (replica, f"cmpl-{rid}-0")
+        try:
+            answer = await self._http.call(
+                "POST", f"{replica.url}/v1/completions", self._body(request, rid), deadline=REQUEST_SECONDS
+            )
+        finally:
+            self._places.pop(request.request_id, None)
+        return read_completion(answer, request, version)
+
+    def _chosen(self, session: str) -> Replica:
+        self._members.servers()
+        members = list(self._members.current.values())
+        if not members:
+            raise EngineUnavailable(f"no server has weight version {self.weight_version} yet")
+        if session:
+            return members[crc32(session.encode()) % len(members)]
+        busy = Counter(replica.url for replica, _ in self._places.values())
+        return min(members, key=lambda replica: busy[replica.url])
+
+    async def _update(self, replicas: Sequence[Replica], path: Path) -> Problems:
+        problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
+        paused = [replica for replica in replicas if replica.name not in problems]
+        return problems | await for_each(paused, partial(self._load, path))
+
+    async def _load(self, path: Path, replica: Replica) -> None:
+        load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        try:
+            await self._http.call("POST", f"{replica.url}/collective_rpc", load, deadline=LOAD_SECONDS)
+        except EngineRefused as error:
+            raise WeightMismatch(
+                f"weight version {self.weight_version} is refused by {replica.name}: {error}"
+            ) from None
+        await self._post("/reset_prefix_cache", {}, replica)
+        await self._post("/update_weight_version", {"new_version": str(self.weight_version)}, replica)
+        told = await self._http.call("GET", f"{replica.url}/weight_info", deadline=CONTROL_SECONDS)
+        if told.get("weight_version") != str(self.weight_version):
+            raise EngineUnavailable(f"has weight version {told.get('weight_version')} instead of {self.weight_version}")
+        await self._post("/resume", {}, replica)
+
+    async def _post(self, path: str, body: Any, replica: Replica) -> None:
+        await self._http.call("POST", f"{replica.url}{path}", body, deadline=CONTROL_SECONDS)
+
+    def _body(self, request: GenerationRequest, rid: str) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "request_id": rid,
+            "prompt": [*request.prompt_tokens, *request.generated],
+            "max_tokens": request.max_new_tokens - len(request.generated),
+            "temperature": request.temperature,
+            "seed": request.seed % 2**31,
+            "stop_token_ids": list(request.stop_token_ids),
+            "include_stop_str_in_output": True,
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "add_special_tokens": False,
+            "top_p": 1.0,
+            "top_k": 0,
+            "repetition_penalty": 1.0,
+        }
+
+
+def read_completion(answer: Any, request: GenerationRequest, version: int) -> Completion:
+    """What /v1/completions says of one prompt. Raises `MalformedAnswer`."""
+    try:
+        choice = answer["choices"][0]
+        tokens = tuple(int(token) for token in choice["token_ids"])
+        log_probs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"]) if tokens else ()
+        reason = choice["finish_reason"]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
+    if len(log_probs) != len(tokens) or reason not in ("stop", "length", "abort"):
+        raise MalformedAnswer(
+            f"request {request.request_id}: {len(tokens)} tokens, {len(log_probs)} log-probabilities, "
+            f"finish reason {reason!r}"
+        )
+    return Completion(request.request_id, tokens, log_probs, (version,) * len(tokens), reason)
+
+
+def _behind(before: Completion, after: Completion) -> Completion:
+    return Completion(
+        after.request_id,
+        before.tokens + after.tokens,
+        before.log_probs + after.log_probs,
+        before.weight_versions + after.weight_versions,
+        after.finish_reason,
+    )

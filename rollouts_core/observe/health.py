@@ -1,0 +1,46 @@
+"""What metrics should look like, and a warning when they do not. docs/metrics.md has the same table with reasons."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Range:
+    low: float
+    high: float
+    meaning: str
+
+
+RANGES: dict[str, Range] = {
+    "sampling/sampling_logp_difference/mean": Range(0.0, 0.05, "engine and trainer disagree on the same tokens"),
+    "sampling/mismatch_kl": Range(0.0, 0.05, "what is trained on was sampled from another policy"),
+    "sampling/importance_sampling_ratio/mean": Range(0.9, 1.1, "what is trained on was sampled from another policy"),
+    "sampling/importance_sampling_ratio/max": Range(0.0, 100.0, "single tokens dominate the gradient"),
+    "sampling/corrected_fraction": Range(0.0, 0.1, "many tokens are cut by the correction"),
+    "frac_reward_zero_std": Range(0.0, 0.9, "nearly all groups have one reward, and teach nothing"),
+    "completions/clipped_ratio": Range(0.0, 0.5, "most answers are cut off at max_new_tokens"),
+    "entropy": Range(1e-3, float("inf"), "the policy has collapsed to one answer"),
+}
+AGAIN_STEPS = 50
+"""The same warning is not repeated for so many steps."""
+
+
+@dataclass
+class Warnings:
+    """What was said, so that it is not said at every step."""
+
+    _said: dict[str, int] = field(default_factory=dict)
+
+    def about(self, metrics: Mapping[str, float], step: int) -> list[str]:
+        found = []
+        for name, healthy in RANGES.items():
+            value = metrics.get(name)
+            if value is None or healthy.low <= value <= healthy.high:
+                continue
+            if step - self._said.get(name, -AGAIN_STEPS) >= AGAIN_STEPS:
+                self._said[name] = step
+                found.append(
+                    f"warning: step {step}: {name} is {value:.4g}, outside {healthy.low:g} to {healthy.high:g}: "
+                    f"{healthy.meaning}"
+                )
+        return found

@@ -1,0 +1,32 @@
+"""How batches of samples are generated."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How a batch of samples is generated."""
+
+    batch_size: int
+    """Prompts."""
+    n_samples_per_prompt: int
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    over_sampling_factor: float = 1.0
+    """Groups under way for each group of the batch."""
+    max_concurrent_samples: int = 1024
+    max_staleness: int = 0
+    """Training steps by which a sample's oldest token may be behind the weights it trains; 0 is on-policy."""
+    versions_per_step: int = 1
+    """Weight versions that a training step makes."""
+    sample_seconds: float = 1800.0
+    """Deadline of one sample, tries again included."""
+    reward_seconds: float = 300.0
+    """Deadline of scoring one group."""
+    batch_seconds: float = 6 * 3600.0
+    """Deadline of one batch."""
+
+    def is_stale(self, oldest: int | None, version: int) -> bool:
+        """Whether a token of version `oldest` is too old to train weights of `version`."""
+        return oldest is not None and version - oldest > self.max_staleness * self.versions_per_step
