@@ -10,7 +10,7 @@ it works. So newcomers are given them when the trainer waits for a batch, or wit
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -51,11 +51,16 @@ def generating(
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
         engine = portal.call(make_engine)
-        stack.callback(portal.call, engine.aclose)
+        stack.callback(_close, portal, engine)
         manager = portal.call(make_manager, engine)
         rollouts = GeneratedRollouts(portal, engine, manager, colocated)
         stack.callback(rollouts.end)
         yield rollouts
+
+
+def _close(portal: BlockingPortal, engine: InferenceEngine) -> None:
+    with suppress(RuntimeError):  # whatever ended the loop has ended its connections
+        portal.call(engine.aclose)
 
 
 class GeneratedRollouts:

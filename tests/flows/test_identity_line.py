@@ -20,7 +20,7 @@ PLACES = {
     "PipelineConfig": "", "ScratchModel": "model", "PretrainedModel": "model", "DataConfig": "data",
     "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
-    "ResultsConfig": "results",
+    "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts",
 }  # fmt: skip
 """Where in the config a part stands."""
 
@@ -44,7 +44,15 @@ CHANGES: dict[str, Any] = {
     "RLConfig.clip_low": 0.1, "RLConfig.clip_high": 0.1, "RLConfig.normalize_std": False,
     "RLConfig.aggregation": "sequence", "RLConfig.kl_coef": 0.5, "RLConfig.log_samples": 1,
     "RLConfig.checkpoint_every": 3,
-    "EngineConfig.max_running_requests": 5,
+    "RolloutsConfig.generation": "overlapped", "RolloutsConfig.max_staleness": 2,
+    "RolloutsConfig.over_sampling_factor": 1.5, "RolloutsConfig.filters": ["check_any_success"],
+    "RolloutsConfig.correction": "mask", "RolloutsConfig.ratio_low": 0.25, "RolloutsConfig.ratio_high": 4.0,
+    "RolloutsConfig.max_concurrent_samples": 5, "RolloutsConfig.sample_seconds": 5.0,
+    "RolloutsConfig.reward_seconds": 5.0, "RolloutsConfig.batch_seconds": 5.0, "RolloutsConfig.keep_batches": True,
+    "EngineConfig.max_running_requests": 5, "EngineConfig.arguments": ["--quantization", "fp8"],
+    "EngineConfig.replicas": 2, "EngineConfig.tensor_parallel": 2, "EngineConfig.data_parallel": 2,
+    "EngineConfig.weight_sync": "tensor", "EngineConfig.python": "/usr/bin/python3",
+    "EngineConfig.start_minutes": 5.0, "EngineConfig.hang_seconds": 5.0,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 2, "MachineConfig.gpu_memory_gb": 80.0,
     "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
@@ -96,6 +104,10 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["data"]["heldout"] = {"kind": "dataset", "name": "json", "data_files": [file]}
         if part == "MachineConfig":
             data["machine"] = {"kind": "ssh"}
+        if part == "EngineConfig":
+            data["engine"] = {"kind": "sglang"}
+        if part == "RolloutsConfig":
+            data["rl"]["rollouts"] = {"generation": "partial", "max_staleness": 1}
         return data
 
     return made
