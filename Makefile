@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint test-slow seeds faults benchmark system install install-dev clean
+.PHONY: demo test lint test-slow test-sglang test-vllm engines generation seeds faults benchmark system install \
+	install-dev clean
 
 demo: install
 	$(BIN)/rollouts run configs/arithmetic.py
@@ -21,6 +22,20 @@ lint: install-dev
 
 test-slow: install-dev system
 	$(BIN)/pytest -m slow
+
+test-sglang: install-dev .engines/sglang
+	$(BIN)/pytest -m sglang
+
+test-vllm: install-dev .engines/vllm
+	$(BIN)/pytest -m vllm
+
+engines: .engines/sglang .engines/vllm
+
+.engines/%: install-dev
+	$(BIN)/python -m tests.build_engine $*
+
+generation: install-dev
+	$(BIN)/python -m tests.benchmarks.generation
 
 seeds: install
 	$(BIN)/python tests/benchmarks/seeds.py
@@ -48,4 +63,4 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .engines .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""The command line: `rollouts run | plan | logs | cancel | runs | show | machines | diff | lineage | ...`.
+"""The command line: `rollouts run | plan | logs | cancel | replay | runs | show | machines | diff | ...`.
 
 Only what a command needs is imported: `plan` answers in a fraction of a second and loads neither torch nor Prefect.
 """
@@ -94,6 +94,12 @@ def cancel_command(options: argparse.Namespace) -> int:
     return cancel_run(options)
 
 
+def replay_command(options: argparse.Namespace) -> int:
+    from flows.replaying import replay_command as replay
+
+    return replay(options)
+
+
 def runs_command(options: argparse.Namespace) -> int:
     from rollouts_core.observe.runs import list_runs
 
@@ -149,6 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     cancel = add("cancel", cancel_command, "end a run and all its jobs, wherever they run", shared)
     cancel.add_argument("run", metavar="RUN")
+    replay = add("replay", replay_command, "train a run's RL again from its kept batches, without an engine", shared)
+    replay.add_argument("run", metavar="RUN")
+    replay.add_argument("--generate", type=int, metavar="STEPS", help="generate so many batches and train on none")
+    replay.add_argument("--out", help="where they go; default: outputs/RUN/generated")
     _add_machines(commands, shared)
     add("runs", runs_command, "list runs, the latest first", shared)
     show = add("show", show_command, "show one run", shared)

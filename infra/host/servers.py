@@ -33,6 +33,7 @@ LAST_LINES = 25
 LINE = 400
 LOOK_SECONDS = 1.0
 START_LOOK_SECONDS = 0.5
+READY_SECONDS = 10.0
 GRACE = 3.0
 PR_SET_PDEATHSIG = 1
 
@@ -150,7 +151,7 @@ async def _until_ready(server: Server, process: asyncio.subprocess.Process, seco
     while time.monotonic() < end:
         if process.returncode is not None:
             return f"ended with exit status {process.returncode} before it answered"
-        if await asyncio.to_thread(answers, server.url + server.entry["ready"], 10.0):
+        if await asyncio.to_thread(answers, server.url + server.entry["ready"], min(READY_SECONDS, seconds)):
             return ""
         await asyncio.sleep(START_LOOK_SECONDS)
     return f"did not answer within {seconds:g} s"

@@ -7,6 +7,7 @@ behind it; a restarted replica cannot be taken for the one that was there before
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -63,7 +64,8 @@ class SupervisedServers:
         self._read: tuple[int, Servers] | None = None
 
     def ready(self) -> Servers:
-        os.utime(self._directory / "attended")
+        with suppress(OSError):
+            os.utime(self._directory / "attended")
         file = self._directory / SERVERS
         try:
             stamp = file.stat().st_mtime_ns

@@ -54,7 +54,7 @@ def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, ses
         if store.has(stage.artifact):
             return 0
         print(f"making {stage.artifact.directory}", flush=True)
-        device = _prepare_torch(device) if stage.kind != "tokenize" else "cpu"
+        device = prepare_torch(device) if stage.kind != "tokenize" else "cpu"
         make_stage(stage, store, followed, device, session, on_lost=partial(_stop, directory, stage))
         return 0
     except (BadInput, ArtifactDamaged) as error:
@@ -89,7 +89,7 @@ def _stop(directory: Path, stage: Stage, reason: str) -> None:
     os._exit(_fail(directory, stage, EXIT_TRY_AGAIN, reason))
 
 
-def _prepare_torch(device: str) -> str:
+def prepare_torch(device: str) -> str:
     """Deterministic algorithms, results that do not depend on addresses, and the device that 'auto' means here."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("MKL_CBWR", "AUTO")

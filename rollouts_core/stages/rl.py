@@ -123,7 +123,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     check_room(prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
     check_vocabulary(prompts, model.config.vocab_size)
     journal = RolloutJournal(work.scratch / "rollouts")
-    make_manager = partial(_manager, work, spec, tokenizer, DataBuffer(prompts, spec.seed), journal)
+    make_manager = partial(manager_for, work, spec, tokenizer, DataBuffer(prompts, spec.seed), journal)
     make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
     colocated = shares_device(spec.engine, work.session.servers)
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated))
@@ -159,9 +159,15 @@ def policy_of(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
     return _initial(work, spec, tokenizer)
 
 
-def _manager(
-    work: Work, spec: RLSpec, tokenizer: Any, buffer: DataBuffer, journal: RolloutJournal, engine: InferenceEngine
+def manager_for(
+    work: Work,
+    spec: RLSpec,
+    tokenizer: Any,
+    buffer: DataBuffer,
+    journal: RolloutJournal | None,
+    engine: InferenceEngine,
 ) -> AsyncRolloutManager | OverlappedRollouts:
+    """What makes the segment's batches, as its config says."""
     location = work.stage.external["reward"].location
     scored = partial(score, reward=load_reward(location), name=location)
     places = {name: work.stage.external[name].location for name in work.stage.external if name.startswith("filter-")}

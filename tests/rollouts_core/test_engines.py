@@ -24,8 +24,10 @@ from rollouts_core.training.losses import token_logprobs
 from tests.rollouts_core.models import VOCABULARY, character_tokenizer, tiny_model
 from tests.servers import RunningServers, running_servers
 
-KINDS = ("embedded", "sglang", "vllm")
-SEEDED = ("embedded", "vllm")
+SGLANG = pytest.param("sglang", marks=pytest.mark.sglang)
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+KINDS = ("embedded", SGLANG, VLLM)
+SEEDED = ("embedded", VLLM)
 """SGLang honours seeds on a GPU only."""
 DEADLINE = 60.0
 TOLERANCE = 1e-4
@@ -305,6 +307,7 @@ def test_memory_is_given_away_and_taken_back(served: Served) -> None:
     assert served.run(sleep).weight_versions == (2,) * 8
 
 
+@pytest.mark.sglang
 @pytest.mark.parametrize("transport", ["disk", "tensor", "broadcast"])
 def test_every_transport_gives_the_same_weights(transport: str, sglang_server: RunningServers, tmp_path: Path) -> None:
     """In several buckets: the limit is a few parameters."""

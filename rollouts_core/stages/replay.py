@@ -1,0 +1,102 @@
+"""A run's RL again, from what it kept: trained without an engine, or generated without training.
+
+Decision: a replay is made of the parts of the RL stage itself, with another source of batches, so it cannot drift from
+it. It publishes nothing.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.tokenized import read_prompts
+from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.errors import BadInput
+from rollouts_core.inference.embedded import EmbeddedEngine
+from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
+from rollouts_core.rollout.source import generating
+from rollouts_core.stages.rl import backend_for, manager_for, policy_of, reference_for, settings_of
+from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.work import Session, StageLog, Work, open_session
+from rollouts_core.store.store import Store
+from rollouts_core.training.models import seed_torch
+from rollouts_core.training.rl import run_rl_training
+
+COMPARED = ("policy_loss", "grad_norm", "entropy", "sampling/sampling_logp_difference/mean")
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A metric by its name: what the run recorded, and what came out now."""
+
+    step: int
+    recorded: dict[str, float]
+    replayed: dict[str, float]
+
+    @property
+    def is_same(self) -> bool:
+        return self.recorded == self.replayed
+
+
+def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator[ReplayedStep]:
+    """Train the segment's steps from its kept batches. Raises `BadInput` when it kept none."""
+    spec = segment.spec
+    assert isinstance(spec, RLSpec), "a segment is RL's"
+    if not store.has(segment.artifact):
+        raise BadInput(f"{segment.name} ({segment.artifact.directory}) is not in this store")
+    directory = store.open(segment.artifact)
+    if not (directory / "batches").is_dir():
+        raise BadInput(f"{segment.name} kept no batches: run with rl.rollouts.keep_batches=true")
+    recorded = {record["step"]: record for record in read_jsonl(directory / "metrics.jsonl")}
+    with open_session() as session:
+        work = _work(segment, store, scratch, device, session)
+        tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
+        seed_torch(spec.seed, "rl")
+        model = policy_of(work, spec, tokenizer)
+        backend = backend_for(model, spec)
+        reference = reference_for(work, spec, tokenizer)
+        if spec.start > 0:
+            backend.load(work.inputs["policy"] / "state")
+        kept = KeptRollouts(directory / "batches")
+        for step in run_rl_training(backend, kept, settings_of(spec), reference, spec.start):
+            then = recorded[step.step]
+            names = [name for name in COMPARED if name in then]
+            yield ReplayedStep(
+                step.step, {name: then[name] for name in names}, {name: step.metrics[name] for name in names}
+            )
+
+
+def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: str) -> Iterator[tuple[Path, float]]:
+    """Generate the batches of the segment's first steps from the policy it begins with, and train on none of them.
+
+    Yields each batch's file and mean reward. The embedded engine generates, whatever engine the run used.
+    """
+    spec = segment.spec
+    assert isinstance(spec, RLSpec), "a segment is RL's"
+    with open_session() as session:
+        work = _work(segment, store, out, device, session)
+        tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
+        seed_torch(spec.seed, "rl")
+        model = policy_of(work, spec, tokenizer)
+        buffer = DataBuffer(read_prompts(work.inputs["data"] / "prompts"), spec.seed)
+        engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
+        make_manager = partial(manager_for, work, spec, tokenizer, buffer, None)
+        with generating(lambda: EmbeddedEngine(engine), make_manager) as rollouts:
+            if spec.start > 0:
+                rollouts.restore(json.loads((work.inputs["policy"] / "state" / "rollouts.json").read_text()))
+            for step in range(spec.start + 1, min(spec.start + steps, spec.stop) + 1):
+                samples = list(rollouts.next_batch(step).samples)
+                write_batch(out / file_of(step), samples)
+                yield out / file_of(step), sum(sample.reward or 0.0 for sample in samples) / len(samples)
+
+
+def _work(segment: Stage, store: Store, scratch: Path, device: str, session: Session) -> Work:
+    inputs = {role: store.open(artifact) for role, artifact in segment.inputs.items()}
+    scratch.mkdir(parents=True, exist_ok=True)
+    log = StageLog(segment.name, scratch / "metrics.jsonl", JSONLLogger(scratch / "followed.jsonl"))
+    return Work(segment, inputs, scratch, scratch, log, device, session)

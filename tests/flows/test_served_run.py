@@ -1,0 +1,123 @@
+"""Whole runs with the real SGLang: with its servers killed under it, with bad servers, and what is left afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Done
+from tests.servers import engine_python
+
+pytestmark = pytest.mark.sglang
+DEADLINE = 400.0
+
+
+@pytest.fixture
+def served(config_file: Callable[..., Path]) -> Callable[..., Path]:
+    """The small config on SGLang, longer, so that there is time to disturb it."""
+
+    def write(**parts: Any) -> Path:
+        engine = {"kind": "sglang", "python": engine_python("sglang"), "max_running_requests": 32}
+        engine |= {"hang_seconds": 5.0, **parts.pop("engine", {})}
+        return config_file(
+            engine=engine,
+            rl={
+                "steps": 30,
+                "steps_per_segment": 30,
+                "learning_rate": 0.003,
+                "checkpoint_every": 10,
+                **parts.pop("rl", {}),
+            },
+            **parts,
+        )
+
+    return write
+
+
+def servers_of(store: Path) -> dict[str, Any]:
+    for file in (store / "jobs").glob("serve-*/servers.json"):
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    return {"replicas": [], "router": None}
+
+
+def processes_below(store: Path) -> list[int]:
+    """Of SGLang, wherever they came from: the model they serve is in this store."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if "sglang" in command and str(store) in command:
+                found.append(int(entry.name))
+    return found
+
+
+def step_of(store: Path) -> int:
+    """The last step that RL has logged."""
+    lines = [line for file in store.glob("work/rl-*/metrics.jsonl") for line in file.read_text().splitlines()]
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def test_reward_rises_while_replicas_are_killed(
+    served: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    store = tmp_path / ".rollouts"
+    config = served(engine={"replicas": 2})
+    run = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "run", str(config), "--json"],
+        env=command_environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    killed: list[int] = []
+    end = time.monotonic() + DEADLINE
+    while run.poll() is None and time.monotonic() < end:
+        ready = [replica for replica in servers_of(store)["replicas"] if replica["state"] == "ready"]
+        if len(killed) < 2 and len(ready) == 2 and step_of(store) >= 5 + 10 * len(killed):
+            victim = _main_process(ready[len(killed)]["url"], store)
+            os.kill(victim, signal.SIGKILL if not killed else signal.SIGSTOP)
+            killed.append(victim)
+        time.sleep(0.1)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err[-3000:]
+    assert len(killed) == 2
+    record = json.loads(out)
+    (metrics,) = (tmp_path / "outputs" / record["run_id"]).glob("rl_metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert sum(line["reward"] for line in lines[-5:]) > sum(line["reward"] for line in lines[:5])
+    assert max(line["sampling/sampling_logp_difference/mean"] for line in lines) < 1e-4, "no token of other weights"
+    assert processes_below(store) == []
+
+
+def test_a_server_that_cannot_start_says_why(
+    served: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
+) -> None:
+    """More memory than there is: its own last lines are what the run ends with."""
+    arguments = ["--max-total-tokens", "100000000000"]
+    done = rollouts("run", served(engine={"arguments": arguments, "start_minutes": 2.0}))
+    assert done.status == 1
+    assert "replica-0 ended with exit status" in done.err and "3 times in a row" in done.err
+    assert "Its last lines" in done.err
+    assert processes_below(tmp_path / ".rollouts") == []
+
+
+def _main_process(url: str, store: Path) -> int:
+    port = url.rpartition(":")[2]
+    for pid in processes_below(store):
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        if "sglang.launch_server" in arguments and port in arguments:
+            return pid
+    raise AssertionError(f"nothing serves {url}")
