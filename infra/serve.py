@@ -15,6 +15,7 @@ from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
+from rollouts_core.store.keys import key_of
 from rollouts_core.store.manifest import FILES
 
 LAST_LINES = 25
@@ -34,7 +35,8 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
             python = str(said)
         else:
             yield said
-    memory = f"/dev/shm/rollouts-weights.{todo[0].key[:16]}"
+    place = key_of({"home": machine.places["home"], "job": chain})[:16]
+    memory = f"/dev/shm/rollouts-weights.{place}"
     command = host_command(session, "servers")
     model = served_model(todo[0], session)
     job = serve_job(chain, command, config, model, python, leased_gpus(session), memory)

@@ -5,7 +5,7 @@ by name.
 """
 
 import json
-import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def running_servers(
 ) -> Iterator[RunningServers]:
     """Started as the pipeline starts them: a job with its runner, ended with all that belongs to it."""
     config_python = config.python or engine_python(config.kind)
-    memory = f"/dev/shm/rollouts-tests-{os.getpid()}.{parent.name}"
+    memory = f"/dev/shm/rollouts-tests.{secrets.token_hex(8)}"
     job = serve_job(
         "tests", (sys.executable, "-m", "infra.host.servers", "{directory}"), config, model, config_python, 0, memory
     )
@@ -68,6 +68,8 @@ def wait_until_ready(servers: RunningServers, count: int, seconds: float = START
     end = time.monotonic() + seconds
     fleet = SupervisedServers(servers.directory)
     while time.monotonic() < end:
+        if jobs.poll(servers.directory.parent, servers.directory.name)["state"] != "running":
+            break
         if (servers.directory / "servers.json").exists():
             ready = fleet.ready()
             if len(ready.replicas) >= count and (count == 1 or ready.router):

@@ -30,7 +30,7 @@ def main(directory: Path) -> int:
         return 0
     building = place.with_name(f".{place.name}.building")
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    alone = os.open(place.with_name(f".{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    alone = os.open(place.parent, os.O_RDONLY)
     fcntl.flock(alone, fcntl.LOCK_EX)  # another job may be building the same; the job's time limit ends this wait
     if (place / NAME).exists():
         return 0

@@ -59,8 +59,9 @@ def main(directory: Path) -> int:
     """Keep the servers until this process is ended. Returns an exit status only when they do not come up."""
     _end_with_parent()
     spec = json.loads((directory / "spec.json").read_text())
-    memory = _memory(spec.get("memory"))
+    memory: Path | None = None
     try:
+        memory = _memory(spec.get("memory"))
         asyncio.run(_keep_all(directory, spec))
     except* ServersFailed as group:
         error = group.exceptions[0]
@@ -248,7 +249,7 @@ def _memory(path: str | None) -> Path | None:
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not try_lock(lock):
-        raise SystemExit(f"{place} is in use by other servers")
+        raise ServersFailed(f"{place} is in use by other servers")
     return place
 
 

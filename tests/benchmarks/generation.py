@@ -62,7 +62,11 @@ def main() -> int:
             for load, requests in loads.items():
                 for name, runner in runners.items():
                     began = time.perf_counter()
-                    runner(requests)
+                    try:
+                        runner(requests)
+                    except BaseExceptionGroup as group:
+                        print(f"{name} failed on {load}: {group.exceptions[0]}", flush=True)
+                        continue
                     if turn:
                         seconds.setdefault((load, name), []).append(time.perf_counter() - began)
         tell(loads, list(runners), seconds, statistics.median(flops), made)
@@ -175,7 +179,7 @@ def tell(
     print(f"{'':<14}" + "".join(f"{name:>12}" for name in names) + f"{'embedded / fastest other':>28}")
     for load, requests in loads.items():
         tokens = sum(request.max_new_tokens for request in requests)
-        speed = {name: tokens / statistics.median(seconds[load, name]) for name in names}
+        speed = {name: tokens / statistics.median(seconds.get((load, name), [float("inf")])) for name in names}
         others = max(value for name, value in speed.items() if name != "embedded")
         row = "".join(f"{speed[name]:>12,.0f}" for name in names)
         print(f"{load:<14}{row}{speed['embedded'] / others:>28.2f}")
