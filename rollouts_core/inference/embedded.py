@@ -64,6 +64,10 @@ class EmbeddedEngine:
     def wants_weights(self) -> bool:
         return False
 
+    @property
+    def sync_seconds(self) -> Mapping[str, float]:
+        return {}
+
     async def release_memory(self) -> None:
         """It shares the trainer's process; its weights and cache stay."""
 

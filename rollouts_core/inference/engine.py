@@ -91,6 +91,10 @@ class InferenceEngine(Protocol):
     def wants_weights(self) -> bool:
         """Whether a part of it waits for the current weights: a server that was started again."""
 
+    @property
+    def sync_seconds(self) -> "Mapping[str, float]":
+        """Of the last update, by phase."""
+
     async def release_memory(self) -> None:
         """Give the device's memory to the trainer beside it; no request may be under way."""
 

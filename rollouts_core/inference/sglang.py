@@ -31,6 +31,7 @@ from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.transports import WeightTransport, load_checkpoint
+from rollouts_core.observe.timing import PhaseTimer
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,7 @@ class SGLangEngine:
         self._members = Members(fleet, start_seconds)
         self._limits, self._transport = limits, transport
         self._http = JsonClient()
+        self._timer = PhaseTimer()
         self._rids: dict[str, str] = {}
         self._asked = 0
 
@@ -68,6 +70,10 @@ class SGLangEngine:
 
     def wants_weights(self) -> bool:
         return bool(self._members.newcomers())
+
+    @property
+    def sync_seconds(self) -> Mapping[str, float]:
+        return self._timer.seconds
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -132,11 +138,15 @@ class SGLangEngine:
 
     async def _update(self, replicas: Sequence[Replica], send: Send) -> Problems:
         """Pause, send, look, go on. Returns who failed on the way."""
-        problems = await for_each(replicas, partial(self._ask, "/pause_generation", {"mode": "retract"}))
-        if paused := [replica for replica in replicas if replica.name not in problems]:
-            problems |= await send(replicas=paused)
-        updated = [replica for replica in replicas if replica.name not in problems]
-        return problems | await for_each(updated, self._readmit)
+        self._timer = timer = PhaseTimer()
+        with timer.phase("pause"):
+            problems = await for_each(replicas, partial(self._ask, "/pause_generation", {"mode": "retract"}))
+        with timer.phase("send"):
+            if paused := [replica for replica in replicas if replica.name not in problems]:
+                problems |= await send(replicas=paused)
+        with timer.phase("verify"):
+            updated = [replica for replica in replicas if replica.name not in problems]
+            return problems | await for_each(updated, self._readmit)
 
     async def _readmit(self, replica: Replica) -> None:
         """Let it go on, if it has the weights it should have."""

@@ -12,6 +12,7 @@ of shared tensors, written by us for our own server over the loopback; nothing p
 """
 
 import base64
+import errno
 import io
 import json
 import shutil
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from anyio import to_thread
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
@@ -113,6 +115,10 @@ class DiskTransport:
                 index |= dict.fromkeys(bucket, file)
             (unfinished / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
             unfinished.rename(place)
+        except (OSError, SafetensorError) as error:
+            if "No space left" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, "No space left on device", str(self._directory)) from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -34,6 +34,7 @@ from rollouts_core.inference.members import Members, Problems, for_each
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import DiskTransport
+from rollouts_core.observe.timing import PhaseTimer
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,7 @@ class VLLMEngine:
         self._limits, self._model = limits, model
         self._files = DiskTransport(weights)
         self._http = JsonClient()
+        self._timer = PhaseTimer()
         self._open = anyio.Event()
         self._open.set()
         self._asked = 0
@@ -65,6 +67,10 @@ class VLLMEngine:
 
     def wants_weights(self) -> bool:
         return bool(self._members.newcomers())
+
+    @property
+    def sync_seconds(self) -> Mapping[str, float]:
+        return self._timer.seconds
 
     async def aclose(self) -> None:
         await self._files.aclose()
@@ -138,9 +144,12 @@ class VLLMEngine:
         return min(members, key=lambda replica: busy[replica.url])
 
     async def _update(self, replicas: Sequence[Replica], path: Path) -> Problems:
-        problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
-        paused = [replica for replica in replicas if replica.name not in problems]
-        return problems | await for_each(paused, partial(self._load, path))
+        self._timer = timer = PhaseTimer()
+        with timer.phase("pause"):
+            problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
+        with timer.phase("send"):
+            paused = [replica for replica in replicas if replica.name not in problems]
+            return problems | await for_each(paused, partial(self._load, path))
 
     async def _load(self, path: Path, replica: Replica) -> None:
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}

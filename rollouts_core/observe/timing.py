@@ -10,7 +10,8 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._phases: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        """By phase."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -18,10 +19,10 @@ class PhaseTimer:
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
         """`timing_s/<phase>`, `timing_s/step` for the whole, and `timing_s/unaccounted` for the rest."""
         whole = time.perf_counter() - self._began
-        named = {f"timing_s/{name}": seconds for name, seconds in self._phases.items()}
-        return {**named, "timing_s/step": whole, "timing_s/unaccounted": whole - sum(self._phases.values())}
+        named = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        return {**named, "timing_s/step": whole, "timing_s/unaccounted": whole - sum(self.seconds.values())}

@@ -68,8 +68,8 @@ class KeptRollouts:
     def next_batch(self, step: int) -> GeneratedBatch:
         return GeneratedBatch(tuple(read_batch(self._directory / file_of(step))), {})
 
-    def publish(self, weights: "Weights", version: int) -> None:
-        """Nothing generates."""
+    def publish(self, weights: "Weights", version: int) -> dict[str, float]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {}

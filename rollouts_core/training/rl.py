@@ -81,7 +81,7 @@ def run_rl_training(
         with timer.phase("update_actor"):
             results = [_update(backend, part) for part in parts]
         with timer.phase("update_weights"):
-            rollouts.publish(backend.get_weights().result(), backend.weight_version)
+            published = rollouts.publish(backend.get_weights().result(), backend.weight_version)
         metrics = {
             **rollout_metrics(batch),
             **loss_metrics([losses for losses, _ in results]),
@@ -90,6 +90,7 @@ def run_rl_training(
             "weight_version": float(backend.weight_version),
             "num_tokens": float(sum(len(sample.tokens) for sample in generated.samples)),
             **generated.metrics,
+            **published,
             **timer.metrics(),
         }
         yield RLStep(step, generated.samples, metrics)

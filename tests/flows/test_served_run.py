@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Done
+from tests.hosts import HostMachine
 from tests.servers import engine_python
 
 pytestmark = pytest.mark.sglang
@@ -112,6 +113,22 @@ def test_a_server_that_cannot_start_says_why(
     assert "replica-0 ended with exit status" in done.err and "3 times in a row" in done.err
     assert "Its last lines" in done.err
     assert processes_below(tmp_path / ".rollouts") == []
+
+
+def test_servers_run_beside_the_trainer_on_a_host(
+    served: Callable[..., Path], rollouts: Callable[..., Done], hosts: tuple[HostMachine, HostMachine], tmp_path: Path
+) -> None:
+    config = served(engine={"weight_sync": "tensor"}, rl={"steps": 4, "steps_per_segment": 4})
+    inventory = {"ROLLOUTS_MACHINES": str(tmp_path / "machines.toml")}
+    done = rollouts("run", config, "--machine", hosts[0].name, "--json", **inventory)
+    assert done.status == 0, done.err[-3000:]
+    record = done.json()
+    (metrics,) = (tmp_path / "outputs" / record["run_id"]).glob("rl_metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert max(line["sampling/sampling_logp_difference/mean"] for line in lines) < 1e-4
+    log = rollouts("logs", record["run_id"], "serve", **inventory)
+    assert "replica-0" in log.out
+    assert processes_below(hosts[0].work) == []
 
 
 def _main_process(url: str, store: Path) -> int:

@@ -1,5 +1,7 @@
 """What every engine promises, asked of each: the embedded one, SGLang's server, vLLM's server."""
 
+import os
+import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from transformers import Qwen2Config
 
 from infra.serving import ServedModel
 from rollouts_core.config import EngineConfig
-from rollouts_core.errors import ContextOverflow, OutsideVocabulary, WeightMismatch
+from rollouts_core.errors import ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine, ModelLimits, shapes_of
 from rollouts_core.inference.replicas import SupervisedServers
@@ -74,14 +76,16 @@ class Served:
     kind: str
     make: Callable[[], InferenceEngine]
 
-    def run(self, test: Callable[[InferenceEngine], Awaitable[Any]], version: int = 1, seed: int = 0) -> Any:
-        """Run a coroutine with an engine that has the weights of `served_model(seed)`."""
+    def run(
+        self, test: Callable[[InferenceEngine], Awaitable[Any]], version: int = 1, seconds: float = DEADLINE
+    ) -> Any:
+        """Run a coroutine with an engine that has the weights of `served_model()`."""
 
         async def main() -> Any:
             engine = self.make()
             try:
-                with anyio.fail_after(DEADLINE):
-                    await engine.update_weights(weights_of(served_model(seed)), version)
+                with anyio.fail_after(seconds):
+                    await engine.update_weights(weights_of(served_model()), version)
                     return await test(engine)
             finally:
                 await engine.aclose()
@@ -329,6 +333,48 @@ def test_every_transport_gives_the_same_weights(transport: str, sglang_server: R
     expected = log_probs_by(served_model(7), PROMPT, completion.tokens, 0.0)
     torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
     assert set(completion.weight_versions) == {2}
+
+
+@pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)
+def test_a_server_that_dies_under_a_request_is_started_again_and_given_the_weights(
+    served: Served, request: pytest.FixtureRequest
+) -> None:
+    servers: RunningServers = request.getfixturevalue(f"{served.kind}_server")
+    port = servers.told()["replicas"][0]["url"].rpartition(":")[2]
+
+    async def killed(engine: InferenceEngine) -> Completion:
+        said: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                await engine.generate(request_of(max_new_tokens=500, temperature=1.0))
+            except EngineUnavailable as error:
+                said.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await under_way(engine)
+            os.kill(process_with(port), signal.SIGKILL)
+        assert len(said) == 1
+        while not engine.wants_weights():
+            await anyio.sleep(0.2)
+        await engine.update_weights(weights_of(served_model()), engine.weight_version)
+        return await engine.generate(request_of())
+
+    assert served.run(killed, version=9, seconds=300.0).weight_versions == (9,) * 8
+
+
+def process_with(argument: str) -> int:
+    """The server's process: the one that was given this port."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if argument in arguments and "--port" in arguments:
+                return int(entry.name)
+    raise AssertionError(f"no process has {argument}")
 
 
 async def under_way(engine: InferenceEngine) -> None:
