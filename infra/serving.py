@@ -20,6 +20,8 @@ UNATTENDED_SECONDS = 120.0
 SERVICE_SECONDS = 30 * 24 * 3600.0
 RESTARTS = 3
 """Starts in a row that may fail."""
+SGLANG_MARGIN = 8
+"""Tokens of the context that SGLang keeps to itself; the engine sees to it that no position is beyond the model's."""
 CPU_SERVER_TOKENS = 65536
 """Of the key-value cache on a CPU host, where the default would take most of its memory."""
 
@@ -80,12 +82,13 @@ def gpus_needed(config: EngineConfig) -> int:
 def sglang_server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) -> dict[str, Any]:
     command = [
         python, "-m", "sglang.launch_server", "--model-path", model.path, "--dtype", model.dtype,
-        "--context-length", str(model.max_length), "--max-running-requests", str(config.max_running_requests),
+        "--context-length", str(model.max_length + SGLANG_MARGIN), "--max-running-requests", str(config.max_running_requests),
         "--tp-size", str(config.tensor_parallel), "--dp-size", str(config.data_parallel),
         "--host", "127.0.0.1", "--port", "{port}", "--skip-server-warmup", "--log-level-http", "warning",
         "--sleep-on-idle",
     ]  # fmt: skip
-    environment = {"HF_HUB_OFFLINE": "1"} if Path(model.path).is_absolute() else {}
+    environment = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1"} if Path(model.path).is_absolute() else {}
     if on_gpu:
         command += ["--enable-memory-saver"]
     else:
