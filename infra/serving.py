@@ -82,7 +82,8 @@ def gpus_needed(config: EngineConfig) -> int:
 def sglang_server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) -> dict[str, Any]:
     command = [
         python, "-m", "sglang.launch_server", "--model-path", model.path, "--dtype", model.dtype,
-        "--context-length", str(model.max_length + SGLANG_MARGIN), "--max-running-requests", str(config.max_running_requests),
+        "--context-length", str(model.max_length + SGLANG_MARGIN),
+        "--max-running-requests", str(config.max_running_requests),
         "--tp-size", str(config.tensor_parallel), "--dp-size", str(config.data_parallel),
         "--host", "127.0.0.1", "--port", "{port}", "--skip-server-warmup", "--log-level-http", "warning",
         "--sleep-on-idle",
