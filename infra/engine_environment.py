@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.environment import BUILD_SECONDS, LAST_LINES
-from infra.errors import JobFailed
-from infra.follow import Lines, LogLine, watching
+from infra.environment import BUILD_SECONDS, followed_build
 from infra.host.facts import gpus
 from infra.jobs import MachineSession
 from infra.machine import Job
@@ -89,18 +87,7 @@ def build(session: MachineSession, packages: Packages, place: Path, check: str) 
         machine.start_beside(job)
     else:
         machine.start(job)
-    lines, last = Lines(), list[str]()
-    for seen in watching(machine, job.name, machine.attempt(job.name), BUILD_SECONDS):
-        if isinstance(seen, LogLine):
-            yield seen.text
-            continue
-        new = lines.take(seen.log)
-        last = [*last, *new][-LAST_LINES:]
-        yield from new
-        if seen.status.state != "running" and not seen.log:
-            if seen.status.exit_status != 0:
-                raise JobFailed(f"{machine.name}: the servers' environment could not be built", tuple(last), False)
-            return
+    yield from followed_build(machine, job, "the servers' environment")
 
 
 def host_command(session: MachineSession, part: str) -> list[str]:

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from infra.errors import JobFailed, MachineError
 from infra.follow import Lines, LogLine, watching
 from infra.host.trees import Entry, tree_name
-from infra.machine import Job
+from infra.machine import Job, Machine
 from infra.shipping import tree_of
 from infra.ssh_machine import SSHMachine
 from infra.sync import send_tree
@@ -137,6 +137,11 @@ def _build(machine: SSHMachine, place: str, pins: list[str], wheels: Sequence[En
     command = tuple(machine.remote.command("environment", "{directory}"))
     job = Job(f"environment-{Path(place).name}", command, spec, BUILD_SECONDS, BUILD_SECONDS, BUILD_SECONDS)
     machine.start_beside(job)
+    yield from followed_build(machine, job, "its environment")
+
+
+def followed_build(machine: Machine, job: Job, what: str) -> Iterator[str]:
+    """The lines of a job that builds an environment. Raises `JobFailed` with its last ones."""
     lines, last = Lines(), list[str]()
     for seen in watching(machine, job.name, machine.attempt(job.name), BUILD_SECONDS):
         if isinstance(seen, LogLine):
@@ -147,7 +152,7 @@ def _build(machine: SSHMachine, place: str, pins: list[str], wheels: Sequence[En
         yield from new
         if seen.status.state != "running" and not seen.log:
             if seen.status.exit_status != 0:
-                raise JobFailed(f"{machine.name}: its environment could not be built", tuple(last), mendable=False)
+                raise JobFailed(f"{machine.name}: {what} could not be built", tuple(last), mendable=False)
             return
 
 
