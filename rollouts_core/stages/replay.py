@@ -87,8 +87,12 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
         make_manager = partial(manager_for, work, spec, tokenizer, buffer, None)
         with generating(lambda: EmbeddedEngine(engine), make_manager) as rollouts:
+            version = 0
             if spec.start > 0:
-                rollouts.restore(json.loads((work.inputs["policy"] / "state" / "rollouts.json").read_text()))
+                state = work.inputs["policy"] / "state"
+                rollouts.restore(json.loads((state / "rollouts.json").read_text()))
+                version = json.loads((state / "training.json").read_text())["weight_version"]
+            rollouts.publish(dict(model.named_parameters()), version)
             for step in range(spec.start + 1, min(spec.start + steps, spec.stop) + 1):
                 samples = list(rollouts.next_batch(step).samples)
                 write_batch(out / file_of(step), samples)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from rollouts_core.training.advantages import compute_advantages
 from rollouts_core.training.backend import TrainBatch
-from rollouts_core.training.losses import create_cross_entropy_loss, create_grpo_loss, grpo_loss, kl_k3, token_logprobs
+from rollouts_core.training.losses import (
+    create_cross_entropy_loss,
+    create_grpo_loss,
+    grpo_loss,
+    importance_weights,
+    kl_k3,
+    token_logprobs,
+)
 
 B, T, V = 5, 7, 11
 
@@ -133,6 +140,47 @@ def test_grpo_metrics_match_a_direct_count() -> None:
     assert outside.any()
     probs = torch.softmax(logits[:, :-1][train.loss_mask_BT[:, 1:].bool()].double(), -1)
     assert metrics["entropy_sum"] == pytest.approx(-(probs * probs.log()).sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask"])
+def test_importance_weights_match_a_direct_count(kind: Literal["truncate", "mask"]) -> None:
+    random = torch.Generator().manual_seed(3)
+    old, rollout = (torch.randn(B, T, generator=random, dtype=torch.double) for _ in range(2))
+    weights = importance_weights(old, rollout, kind, 0.5, 2.0)
+    assert weights is not None
+    for b in range(B):
+        for t in range(T):
+            ratio = math.exp(old[b, t].item() - rollout[b, t].item())
+            expected = min(ratio, 2.0) if kind == "truncate" else ratio * (0.5 <= ratio <= 2.0)
+            assert weights[b, t].item() == pytest.approx(expected, rel=1e-12)
+    assert importance_weights(old, rollout, "none", 0.5, 2.0) is None
+
+
+def test_a_corrected_loss_is_the_clipped_one_weighted_token_by_token() -> None:
+    """AReaL's decoupled objective: the ratio is to the trainer's own old policy, the weight is old over behaviour."""
+    logits, train = batch()
+    current = token_logprobs(logits, train.tokens_BT)
+    random = torch.Generator().manual_seed(4)
+    old = current + 0.3 * torch.randn(B, T, generator=random)
+    rollout = old + 0.8 * torch.randn(B, T, generator=random)
+    advantages = torch.randn(B, 1, generator=random).expand(B, T)
+    loss_of = create_grpo_loss(
+        aggregation="token", clip_low=0.2, clip_high=0.2, kl_coef=0.0, temperature=1.0, correction="truncate",
+        ratio_high=1.5,
+    )  # fmt: skip
+    streams = {"advantages_BT": advantages, "rollout_logprobs_BT": rollout, "old_logprobs_BT": old}
+    loss, metrics = loss_of(logits, replace(train, **streams))
+    total, cut = 0.0, 0
+    for b in range(B):
+        for t in range(T):
+            if train.loss_mask_BT[b, t]:
+                weight = math.exp(float(old[b, t] - rollout[b, t]))
+                ratio, advantage = math.exp(float(current[b, t] - old[b, t])), float(advantages[b, t])
+                clipped = min(max(ratio, 0.8), 1.2)
+                total -= min(weight, 1.5) * min(ratio * advantage, clipped * advantage)
+                cut += weight > 1.5
+    assert loss.item() == pytest.approx(total / train.normalizer, rel=1e-5)
+    assert metrics["corrected_sum"] == cut > 0
 
 
 @settings(max_examples=50)

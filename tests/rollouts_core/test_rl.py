@@ -14,14 +14,17 @@ from safetensors.torch import load_file
 
 from rollouts_core.config_files import from_data
 from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.generate import generate_rollout_batches, generate_samples
+from rollouts_core.rollout.kept import read_batch
 from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import generating
 from rollouts_core.stages.plan import Plan, plan
+from rollouts_core.stages.replay import generate_again, replay
 from rollouts_core.stages.work import make_stage, open_session
 from rollouts_core.store.local import LocalStore
 from rollouts_core.training.losses import create_grpo_loss
@@ -183,6 +186,51 @@ def test_one_long_segment_equals_two_short_ones(made: tuple[Plan, LocalStore], s
     (whole,) = plan(from_data(small_config)).rl
     make(store, whole)
     assert same(state(store, whole), state(store, stages.rl[-1]))
+
+
+def test_kept_batches_replayed_give_the_same_losses_and_generated_again_the_same_samples(
+    made: tuple[Plan, LocalStore], small_config: dict[str, Any], tmp_path: Path
+) -> None:
+    _, store = made
+    small_config["rl"] |= {"rollouts": {"keep_batches": True}, "minibatches": 2, "kl_coef": 0.01}
+    segments = plan(from_data(small_config)).rl
+    make(store, *segments)
+    for segment in segments:
+        steps = list(replay(segment, store, tmp_path / segment.name, "cpu"))
+        assert len(steps) == 2 and all(step.is_same for step in steps)
+        assert all(len(step.recorded) == 4 for step in steps)
+    ((file, reward),) = generate_again(segments[1], store, 1, tmp_path / "generated", "cpu")
+    kept = read_batch(store.open(segments[1].artifact) / "batches" / file.name)
+    assert read_batch(file) == kept
+    assert reward == sum(sample.reward or 0.0 for sample in kept) / len(kept)
+
+
+def test_only_what_was_kept_can_be_replayed(made: tuple[Plan, LocalStore], tmp_path: Path) -> None:
+    stages, store = made
+    make(store, stages.rl[0])
+    with pytest.raises(BadInput, match=r"rl-1 kept no batches: run with rl\.rollouts\.keep_batches=true"):
+        list(replay(stages.rl[0], store, tmp_path / "scratch", "cpu"))
+    with pytest.raises(BadInput, match=r"rl-2 .* is not in this store"):
+        list(replay(stages.rl[1], store, tmp_path / "scratch", "cpu"))
+
+
+@pytest.mark.parametrize("generation", ["partial", "overlapped"])
+def test_off_policy_segments_learn_within_their_bound_and_go_on(
+    made: tuple[Plan, LocalStore], small_config: dict[str, Any], generation: str
+) -> None:
+    _, store = made
+    rollouts = {
+        "generation": generation, "max_staleness": 1, "correction": "truncate", "over_sampling_factor": 1.5,
+        "filters": ["check_reasonable_length"],
+    }  # fmt: skip
+    small_config["rl"] |= {"rollouts": rollouts, "minibatches": 2}
+    first, second = plan(from_data(small_config)).rl
+    make(store, first)
+    make(store, second)  # cold: what was under way is begun again
+    lines = [line for stage in (first, second) for line in read_jsonl(store.open(stage.artifact) / "metrics.jsonl")]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["rollout/staleness/max"] <= 2 for line in lines), "one step is two versions"
+    assert all("sampling/corrected_fraction" in line for line in lines)
 
 
 def test_rl_begins_with_a_pretrained_model_and_its_reference(

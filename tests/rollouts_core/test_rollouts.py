@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts_core.data.prompts import DataBuffer
-from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, RewardFailed, RolloutsStalled
+from rollouts_core.data.prompts import DataBuffer, check_vocabulary
+from rollouts_core.errors import (
+    BadInput,
+    EngineRefused,
+    EngineUnavailable,
+    MalformedAnswer,
+    RewardFailed,
+    RolloutsStalled,
+)
 from rollouts_core.inference.engine import Completion, GenerationRequest
-from rollouts_core.rollout.filters import SHIPPED, GroupFilter
+from rollouts_core.rollout.filters import SHIPPED, GroupFilter, identify_filter, load_filter
 from rollouts_core.rollout.groups import Group, Outcome, best_filled, choose
 from rollouts_core.rollout.manager import AsyncRolloutManager, GeneratedBatch
 from rollouts_core.rollout.overlap import OverlappedRollouts
@@ -417,3 +424,18 @@ def test_shipped_filters(name: str, rewards: list[float], texts: str, accepted: 
         tokens = prompt.tokens + answer
         samples.append(Sample(prompt, text, tokens, mask, log_probs, (0,) * len(answer), 0, Status.COMPLETED, reward))
     assert SHIPPED[name](samples) == accepted
+
+
+def test_a_filter_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def short(samples):\n    return all(len(s.response) < 3 for s in samples)\n")
+    external = identify_filter(f"{tmp_path}/mine.py:short")
+    assert external.identity["function"] == "short" and len(external.identity["sha256"]) == 64
+    assert load_filter(external.location)([]) is True
+    with pytest.raises(BadInput, match="filter 'nothing': write a shipped one"):
+        identify_filter("nothing")
+
+
+def test_prompts_of_another_tokenizer_are_refused_before_anything_is_asked() -> None:
+    with pytest.raises(BadInput, match="the prompts hold token 7, and the model's vocabulary has 7"):
+        check_vocabulary(prompts(), 7)
+    check_vocabulary(prompts(), 8)
