@@ -26,7 +26,7 @@ def served(config_file: Callable[..., Path]) -> Callable[..., Path]:
 
     def write(**parts: Any) -> Path:
         engine = {"kind": "sglang", "python": engine_python("sglang"), "max_running_requests": 32}
-        engine |= {"hang_seconds": 5.0, **parts.pop("engine", {})}
+        engine |= {"hang_seconds": 15.0, **parts.pop("engine", {})}
         return config_file(
             engine=engine,
             rl={
