@@ -30,8 +30,8 @@ def served(config_file: Callable[..., Path]) -> Callable[..., Path]:
         return config_file(
             engine=engine,
             rl={
-                "steps": 30,
-                "steps_per_segment": 30,
+                "steps": 150,
+                "steps_per_segment": 150,
                 "learning_rate": 0.003,
                 "checkpoint_every": 10,
                 **parts.pop("rl", {}),
@@ -118,7 +118,8 @@ def test_a_server_that_cannot_start_says_why(
 def test_servers_run_beside_the_trainer_on_a_host(
     served: Callable[..., Path], rollouts: Callable[..., Done], hosts: tuple[HostMachine, HostMachine], tmp_path: Path
 ) -> None:
-    config = served(engine={"weight_sync": "tensor"}, rl={"steps": 4, "steps_per_segment": 4})
+    machine = {"device": "cpu"}  # the inventory lends it a GPU that is not there
+    config = served(engine={"weight_sync": "tensor"}, rl={"steps": 4, "steps_per_segment": 4}, machine=machine)
     inventory = {"ROLLOUTS_MACHINES": str(tmp_path / "machines.toml")}
     done = rollouts("run", config, "--machine", hosts[0].name, "--json", **inventory)
     assert done.status == 0, done.err[-3000:]
