@@ -27,12 +27,18 @@ from rollouts_core.rollout.generate import new_groups
 from rollouts_core.rollout.groups import Choice, Group, Outcome, best_filled, choose, group_from_data, group_to_data
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import ABORTED, Counts, Score, Workshop, first_error, refuse_endless_failure
+from rollouts_core.rollout.work import (
+    ABORTED,
+    Counts,
+    Score,
+    Workshop,
+    first_error,
+    refuse_endless_failure,
+    refuse_starvation,
+)
 from rollouts_core.types import Prompt, Sample
 
 ABORT_AGAIN_SECONDS = 0.5
-ROUNDS_OF_REFUSAL = 20
-"""Groups issued for one batch, in batches, before it is given up: the filters refuse nearly everything."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,6 @@ class _Round:
                 if choice.chosen:
                     break
                 if choice.lacking:
-                    self._refuse_starvation()
                     self._issue(choice.lacking, workshop, tasks)
                 await self._changed.wait()
                 self._changed = anyio.Event()
@@ -192,7 +197,8 @@ class _Round:
     async def _work(self, group: Group, workshop: Workshop) -> None:
         outcome = await workshop.outcome_of(group, self.counts)
         self._outcomes[group.place] = outcome
-        refuse_endless_failure(self.counts, self.config.batch_size * self.config.n_samples_per_prompt)
+        refuse_endless_failure(self.counts, self.config)
+        refuse_starvation(self.counts, self.config)
         self._changed.set()
 
     def _choice_of_those_there(self) -> Choice:
@@ -225,11 +231,3 @@ class _Round:
             self._stale += 1
             group = Group(group.round, group.place, group.repeat, group.prompt, (None,) * len(group.answers))
         self.carried.append(group)
-
-    def _refuse_starvation(self) -> None:
-        if len(self._groups) >= ROUNDS_OF_REFUSAL * self.config.batch_size:
-            refused = ", ".join(f"{name} {count}" for name, count in self.counts.refused.most_common())
-            raise RolloutsStalled(
-                f"batch {self.step}: of {len(self._groups)} groups only "
-                f"{sum(not outcome.refused for outcome in self._outcomes.values())} were accepted (refused: {refused})"
-            )

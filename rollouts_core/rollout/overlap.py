@@ -24,7 +24,7 @@ from rollouts_core.rollout.generate import new_groups
 from rollouts_core.rollout.groups import Group, Outcome, best_filled, group_from_data, group_to_data, to_samples
 from rollouts_core.rollout.manager import GeneratedBatch, groups_from_state, samples_of
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import Counts, Score, Workshop, first_error, refuse_endless_failure
+from rollouts_core.rollout.work import Counts, Score, Workshop, first_error, refuse_endless_failure, refuse_starvation
 
 
 class OverlappedRollouts:
@@ -120,7 +120,8 @@ class OverlappedRollouts:
             self._drop_stale()
             if len(self._ready) >= self._config.batch_size:
                 chosen = best_filled(self._ready, self._config.batch_size)
-                self._ready = [outcome for outcome in self._ready if outcome not in chosen]
+                taken = set(map(id, chosen))
+                self._ready = [outcome for outcome in self._ready if id(outcome) not in taken]
                 self._wake()
                 return chosen
             await self._changed.wait()
@@ -162,7 +163,8 @@ class OverlappedRollouts:
         del self._running[group.round, group.place]
         if not outcome.refused:
             self._ready.append(outcome)
-        refuse_endless_failure(self._counts, self._config.batch_size * self._config.n_samples_per_prompt)
+        refuse_endless_failure(self._counts, self._config)
+        refuse_starvation(self._counts, self._config)
         if self._idle_since is None and not self._running and len(self._ready) >= self._config.batch_size:
             self._idle_since = time.perf_counter()
         self._wake()

@@ -22,6 +22,8 @@ from rollouts_core.types import Sample
 Score = Callable[[list[Sample]], list[Sample]]
 FAILED = "failed"
 ABORTED = "aborted"
+REFUSED_BATCHES = 20
+"""Groups refused for one batch, in batches, before it is given up."""
 
 
 @dataclass
@@ -131,11 +133,21 @@ def first_error() -> Iterator[None]:
         raise error from None
 
 
-def refuse_endless_failure(counts: Counts, limit: int) -> None:
+def refuse_endless_failure(counts: Counts, config: RolloutConfig) -> None:
     """Raises `RolloutsStalled` with the causes when more samples failed, within one batch, than it has."""
+    limit = config.batch_size * config.n_samples_per_prompt
     if sum(counts.causes.values()) > limit:
         listed = "".join(f"\n  {count} x {cause}" for cause, count in counts.causes.most_common(5))
         raise RolloutsStalled(f"more samples failed than a batch has ({limit}):{listed}")
+
+
+def refuse_starvation(counts: Counts, config: RolloutConfig) -> None:
+    """Raises `RolloutsStalled` with the filters' names when they refuse nearly everything."""
+    if sum(counts.refused.values()) > REFUSED_BATCHES * config.batch_size:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.refused.most_common())
+        raise RolloutsStalled(
+            f"the filters have refused {REFUSED_BATCHES} times as many groups as a batch has: {listed}"
+        )
 
 
 def _with_answers(group: Group, answers: Sequence[Completion | None]) -> Group:

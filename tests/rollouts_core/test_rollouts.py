@@ -169,9 +169,16 @@ def test_refused_groups_are_replaced_and_counted() -> None:
     assert [sample.group_index for sample in batch.samples[::3]] == [0, 1, 2, 3]
 
 
-def test_filters_that_refuse_everything_end_with_their_names() -> None:
-    with pytest.raises(RolloutsStalled, match=r"of 8\d groups only 0 were accepted \(refused: never \d+\)"):
-        batches(manager_of(ScriptedEngine(), filters={"never": lambda samples: False}), 1)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_filters_that_refuse_everything_end_with_their_names(ahead: bool) -> None:
+    engine, never = ScriptedEngine(), {"never": lambda samples: False}
+    with pytest.raises(RolloutsStalled, match=r"refused 20 times as many groups as a batch has: never 81"):
+        if ahead:
+            config = replace(CONFIG, max_staleness=1)
+            buffer = DataBuffer(prompts(), 0)
+            train_on(engine, OverlappedRollouts(engine, character_tokenizer(), buffer, by_row, config, never), 1)
+        else:
+            batches(manager_of(engine, filters=never), 1)
 
 
 def test_no_more_samples_are_under_way_than_allowed() -> None:
