@@ -85,8 +85,10 @@ def test_reward_rises_while_replicas_are_killed(
     killed: list[int] = []
     end = time.monotonic() + DEADLINE
     while run.poll() is None and time.monotonic() < end:
-        ready = [replica for replica in servers_of(store)["replicas"] if replica["state"] == "ready"]
-        if len(killed) < 2 and len(ready) == 2 and step_of(store) >= 5:
+        replicas = servers_of(store)["replicas"]
+        ready = [replica for replica in replicas if replica["state"] == "ready"]
+        again = [replica for replica in replicas if replica["starts"] > 1]
+        if len(killed) < 2 and len(ready) == 2 and len(again) == len(killed) and step_of(store) >= 5:
             victim = _main_process(ready[len(killed)]["url"], store)
             os.kill(victim, signal.SIGKILL if not killed else signal.SIGSTOP)
             killed.append(victim)
