@@ -108,12 +108,12 @@ def test_reward_rises_while_replicas_are_killed(
 def test_a_server_that_cannot_start_says_why(
     served: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
 ) -> None:
-    """More memory than there is: its own last lines are what the run ends with."""
-    arguments = ["--max-total-tokens", "100000000000"]
+    """No memory for its cache: its own last lines are what the run ends with."""
+    arguments = ["--mem-fraction-static", "0.0000001"]
     done = rollouts("run", served(engine={"arguments": arguments, "start_minutes": 2.0}))
     assert done.status == 1
     assert "replica-0 ended with exit status" in done.err and "3 times in a row" in done.err
-    assert "Its last lines" in done.err
+    assert "Loaded weights leave no GPU memory for the KV cache" in done.err
     assert processes_below(tmp_path / ".rollouts") == []
 
 
