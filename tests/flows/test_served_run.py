@@ -109,7 +109,7 @@ def test_a_server_that_cannot_start_says_why(
     served: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
 ) -> None:
     """No memory for its cache: its own last lines are what the run ends with."""
-    arguments = ["--mem-fraction-static", "0.0000001"]
+    arguments = ["--mem-fraction-static=-0.5"]
     done = rollouts("run", served(engine={"arguments": arguments, "start_minutes": 2.0}))
     assert done.status == 1
     assert "replica-0 ended with exit status" in done.err and "3 times in a row" in done.err
