@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from rollouts_core.inference.tiles import TILE, round_up
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles do not depend on the length at hand."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def is_fusable(model: Any) -> bool:
     config: Any = model.config
     plain = config.model_type in FAMILIES and config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    return bool(plain and set(kinds) == {"full_attention"} and model.model.layers[0].self_attn.o_proj.bias is None)
+    if not plain or set(kinds) != {"full_attention"} or model.model.layers[0].self_attn.o_proj.bias is not None:
+        return False
+    return getattr(model.model.rotary_emb, "rope_type", "") in STATIC_ROTATIONS
 
 
 class FusedDecoder:

@@ -4,7 +4,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from rollouts_core.errors import ContextOverflow, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
@@ -22,7 +22,13 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
 }
-ARCHITECTURES = {"qwen2": None, "qwen3": Qwen3Config(head_dim=8, **SIZES), "llama": LlamaConfig(**SIZES)}
+ARCHITECTURES = {
+    "qwen2": None,
+    "qwen3": Qwen3Config(head_dim=8, **SIZES),
+    "llama": LlamaConfig(**SIZES),
+    "mistral": MistralConfig(sliding_window=None, **SIZES),
+}
+"""The last one runs through transformers' own forward pass."""
 
 
 def requests(count: int, temperature: float = 1.0, max_new_tokens: int = 12) -> list[GenerationRequest]:
