@@ -92,3 +92,7 @@ def _run(command: list[str]) -> None:
     found = os.environ.get("PIP_FIND_LINKS")
     environment = {**os.environ, **({"UV_FIND_LINKS": found} if found else {})}
     subprocess.run(command, timeout=DEADLINE, check=True, stdin=subprocess.DEVNULL, env=environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

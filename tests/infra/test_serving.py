@@ -1,10 +1,18 @@
 """How servers are started: which GPUs each gets, what is passed through, and what their environments are made of."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from infra.engine_environment import packages_of
+from infra.engine_environment import Packages, build, packages_of
+from infra.errors import JobFailed
+from infra.jobs import MachineSession
+from infra.local import LocalMachine
 from infra.serving import UNATTENDED_SECONDS, ServedModel, serve_job
-from rollouts_core.config import EngineConfig
+from rollouts_core.config import EngineConfig, MachineConfig
+from rollouts_core.store.local import LocalStore
 
 MODEL = ServedModel("/store/policy", "bfloat16", 4096)
 
@@ -68,3 +76,17 @@ def test_packages_are_the_ordinary_ones_on_gpus_and_complete_pins_without(kind: 
     assert without.no_deps and all("==" in pin for pin in without.requirements)
     assert any(pin.startswith("torch==") for pin in without.requirements)
     assert "sitecustomize.py" in without.files
+
+
+def test_an_environment_is_built_on_this_machine_once_with_modules_of_ours(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    session = MachineSession(LocalMachine(store), store, MachineConfig(), Any)  # type: ignore[arg-type]
+    packages = Packages((), True, {"stand_in.py": "VALUE = 7"})
+    check = "import json, stand_in; print(json.dumps({'value': stand_in.VALUE}))"
+    place = tmp_path / "environments" / "servers"
+    said = list(build(session, packages, place, check))
+    assert any("install" in line for line in said)
+    assert json.loads((place / "environment.json").read_text())["imports"] == {"value": 7}
+    assert list(build(session, packages, place, check)) == []
+    with pytest.raises(JobFailed, match="the servers' environment could not be built"):
+        list(build(session, Packages(("no-such-package-at-all==1",)), tmp_path / "environments" / "other", check))
