@@ -168,15 +168,20 @@ def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterat
             yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
     else:
         yield from map(LogLine, machine.supply(todo))
+    if service := session.services.get(job.name):
+        yield from map(LogLine, start_leased(service, machine, [job.name]))
+    yield from map(LogLine, start_leased(job, machine, [job.name]))
+
+
+def start_leased(job: Job, machine: Machine, jobs: Sequence[str]) -> Iterator[str]:
+    """Start a job, claiming again where the lease has lapsed; `jobs` are those whose lease may be joined."""
     while True:
         try:
-            if service := session.services.get(job.name):
-                machine.start(service)
             machine.start(job)
             return
         except LeaseLapsed as error:
-            yield LogLine(str(error))
-            yield from map(LogLine, machine.claim([job.name]))
+            yield str(error)
+            yield from machine.claim(jobs)
 
 
 def was_found(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> bool:

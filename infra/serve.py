@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infra.engine_environment import engine_python, host_command, leased_gpus
-from infra.errors import JobFailed, LeaseLapsed
+from infra.errors import JobFailed
 from infra.follow import Lines, LogLine, watching
-from infra.jobs import MachineSession, end_job, job_name
+from infra.jobs import MachineSession, end_job, job_name, start_leased
 from infra.machine import Job
 from infra.serving import ServedModel, serve_job
 from infra.ssh_machine import SSHMachine
@@ -41,7 +41,7 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     model = served_model(todo[0], session)
     job = serve_job(chain, command, config, model, python, leased_gpus(session), memory)
     session.services[chain] = job
-    yield from _started(job, session)
+    yield from start_leased(job, machine, [job.name])
     yield from _until_ready(job, session)
 
 
@@ -68,16 +68,6 @@ def served_model(segment: Stage, session: MachineSession) -> ServedModel:
     else:
         path = session.machine.placed(segment).external["model"].location
     return ServedModel(path, spec.dtype, spec.max_length)
-
-
-def _started(job: Job, session: MachineSession) -> Iterator[str]:
-    while True:
-        try:
-            session.machine.start(job)
-            return
-        except LeaseLapsed as error:
-            yield str(error)
-            yield from session.machine.claim([job.name])
 
 
 def _until_ready(job: Job, session: MachineSession) -> Iterator[str]:

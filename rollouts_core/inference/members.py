@@ -86,3 +86,8 @@ async def for_each(replicas: Sequence[Replica], action: Callable[[Replica], Awai
         for replica in replicas:
             group.start_soon(attempt, replica)
     return problems
+
+
+def raise_first(problems: Problems) -> None:
+    for problem in problems.values():
+        raise problem

@@ -28,7 +28,7 @@ from rollouts_core.inference.engine import (
     shapes_of,
 )
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.inference.members import Members, Problems, for_each
+from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.transports import WeightTransport, load_checkpoint
 from rollouts_core.observe.timing import PhaseTimer
@@ -122,10 +122,10 @@ class SGLangEngine:
             self._members.servers().replicas, partial(self._ask, "/release_memory_occupation", {})
         )
         self._members.current = {}
-        _raise_first(problems)
+        raise_first(problems)
 
     async def resume_memory(self) -> None:
-        _raise_first(
+        raise_first(
             await for_each(self._members.servers().replicas, partial(self._ask, "/resume_memory_occupation", {}))
         )
 
@@ -193,11 +193,6 @@ def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
             "sampling_seed": request.seed % 2**31,
         },
     }
-
-
-def _raise_first(problems: Problems) -> None:
-    for problem in problems.values():
-        raise problem
 
 
 def read_completion(answer: Any, request: GenerationRequest) -> Completion:

@@ -30,7 +30,7 @@ from rollouts_core.inference.engine import (
     shapes_of,
 )
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.inference.members import Members, Problems, for_each
+from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import DiskTransport
@@ -110,15 +110,12 @@ class VLLMEngine:
             self._open.set()
 
     async def release_memory(self) -> None:
-        for problem in (
-            await for_each(self._members.servers().replicas, partial(self._post, "/sleep?level=2", {}))
-        ).values():
-            raise problem
+        problems = await for_each(self._members.servers().replicas, partial(self._post, "/sleep?level=2", {}))
+        raise_first(problems)
         self._members.current = {}
 
     async def resume_memory(self) -> None:
-        for problem in (await for_each(self._members.servers().replicas, partial(self._post, "/wake_up", {}))).values():
-            raise problem
+        raise_first(await for_each(self._members.servers().replicas, partial(self._post, "/wake_up", {})))
 
     async def _ask_once(self, request: GenerationRequest) -> Completion:
         self._asked += 1
