@@ -2,7 +2,10 @@
 
 The same Qwen2 of 3.2M parameters in float32, 64 requests of 16 tokens in and 64 out, and a ragged mix: the embedded
 engine, transformers' `generate`, SGLang and vLLM where they are installed, and the ceiling that follows from the
-machine's matrix products alone. Each is run in turn, several times; medians are told.
+machine's matrix products alone. Medians of several turns are told.
+
+A server that waits for requests keeps a core busy, so each has the machine to itself while it is measured; what runs in
+this process is measured before, between and after them.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,7 @@ REQUESTS, PROMPT, ANSWER = 64, 16, 64
 REPEATS = 5
 
 Requests = Sequence[GenerationRequest]
+Runner = Callable[[Requests], object]
 
 
 def main() -> int:
@@ -46,31 +51,36 @@ def main() -> int:
     options = parser.parse_args()
     made = model().to(options.device)
     loads = {"uniform": uniform(), "ragged": ragged(), "groups of 8": groups()}
-    with ExitStack() as stack:
-        runners: dict[str, Callable[[Requests], object]] = {
-            "embedded": embedded(made),
-            "generate": transformers_generate(made, options.device),
-        }
-        if options.device == "cpu":
-            for kind in ("sglang", "vllm"):
-                if (ENGINES / kind).exists() and kind not in options.without:
-                    runners[kind] = served(kind, made, stack)
-        seconds: dict[tuple[str, str], list[float]] = {}
-        flops: list[float] = []
-        for turn in range(options.repeats + 1):
-            flops.append(matrix_flops(options.device))
-            for load, requests in loads.items():
+    here: dict[str, Runner] = {"embedded": embedded(made), "generate": transformers_generate(made, options.device)}
+    kinds = [kind for kind in ("sglang", "vllm") if (ENGINES / kind).exists() and kind not in options.without]
+    timed = Timed(loads, {}, [])
+    timed.run(here, options.repeats, options.device)
+    for kind in kinds if options.device == "cpu" else []:
+        with ExitStack() as stack:
+            timed.run({kind: served(kind, made, stack)}, options.repeats, options.device)
+        timed.run(here, options.repeats, options.device)
+    tell(timed, [*here, *kinds], made)
+    return 0
+
+
+@dataclass(frozen=True)
+class Timed:
+    loads: dict[str, list[GenerationRequest]]
+    seconds: dict[tuple[str, str], list[float]]
+    """By load and engine."""
+    flops: list[float]
+
+    def run(self, runners: dict[str, Runner], repeats: int, device: str) -> None:
+        """The first turn warms up and does not count."""
+        for turn in range(repeats + 1):
+            if len(runners) > 1:
+                self.flops.append(matrix_flops(device))
+            for load, requests in self.loads.items():
                 for name, runner in runners.items():
                     began = time.perf_counter()
-                    try:
-                        runner(requests)
-                    except BaseExceptionGroup as group:
-                        print(f"{name} failed on {load}: {group.exceptions[0]}", flush=True)
-                        continue
+                    runner(requests)
                     if turn:
-                        seconds.setdefault((load, name), []).append(time.perf_counter() - began)
-        tell(loads, list(runners), seconds, statistics.median(flops), made)
-    return 0
+                        self.seconds.setdefault((load, name), []).append(time.perf_counter() - began)
 
 
 def model() -> Any:
@@ -103,14 +113,14 @@ def groups() -> list[GenerationRequest]:
     return [_request(row, 64, 16, seed=row // 8) for row in range(REQUESTS)]
 
 
-def embedded(made: Any) -> Callable[[Requests], object]:
+def embedded(made: Any) -> Runner:
     import copy
 
     engine = TorchEngine(copy.deepcopy(made), CONTEXT, REQUESTS)
     return engine.generate
 
 
-def transformers_generate(made: Any, device: str) -> Callable[[Requests], object]:
+def transformers_generate(made: Any, device: str) -> Runner:
     @torch.inference_mode()
     def run(requests: Requests) -> None:
         """As a trainer without an engine would: one padded batch, with the log-probabilities that training needs."""
@@ -129,7 +139,7 @@ def transformers_generate(made: Any, device: str) -> Callable[[Requests], object
     return run
 
 
-def served(kind: str, made: Any, stack: ExitStack) -> Callable[[Requests], object]:
+def served(kind: str, made: Any, stack: ExitStack) -> Runner:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     made.save_pretrained(directory / "model")
     character_tokenizer().save_pretrained(directory / "model")
@@ -167,19 +177,14 @@ def matrix_flops(device: str) -> float:
     return 8 * 2 * 1024**3 / (time.perf_counter() - began)
 
 
-def tell(
-    loads: dict[str, list[GenerationRequest]],
-    names: list[str],
-    seconds: dict[tuple[str, str], list[float]],
-    flops: float,
-    made: Any,
-) -> None:
+def tell(timed: Timed, names: list[str], made: Any) -> None:
+    flops = statistics.median(timed.flops)
     parameters = sum(value.numel() for value in made.parameters())
     print(f"\nmatrix products: {flops / 1e9:.0f} GFLOP/s; ceiling: {flops / (2 * parameters):,.0f} tokens/s")
     print(f"{'':<14}" + "".join(f"{name:>12}" for name in names) + f"{'embedded / fastest other':>28}")
-    for load, requests in loads.items():
+    for load, requests in timed.loads.items():
         tokens = sum(request.max_new_tokens for request in requests)
-        speed = {name: tokens / statistics.median(seconds.get((load, name), [float("inf")])) for name in names}
+        speed = {name: tokens / statistics.median(timed.seconds[load, name]) for name in names}
         others = max(value for name, value in speed.items() if name != "embedded")
         row = "".join(f"{speed[name]:>12,.0f}" for name in names)
         print(f"{load:<14}{row}{speed['embedded'] / others:>28.2f}")
