@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.needs import fitting_hosts, passed_variables
+from rollouts_core.algorithms import CustomAlgorithm
 from rollouts_core.config import PipelineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
@@ -17,6 +18,7 @@ from rollouts_core.rewards.functions import load_reward
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.identity import is_url
 from rollouts_core.store.store import Store, open_store
+from rollouts_core.user_code import load_function
 
 STORE_VARIABLE = "ROLLOUTS_STORE"
 HOME = Path(".rollouts")
@@ -60,6 +62,8 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])
     checks: list[Callable[[], object]] = [lambda: stages.append(plan(config)), lambda: store_of(config).check_usable()]
     checks += [partial(load_reward, name) for name in rewards]
+    if config.rl and isinstance(config.rl.algorithm, CustomAlgorithm):
+        checks.append(partial(load_function, config.rl.algorithm.function, {}, "algorithm"))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PlainValidator, model_validator
 
+from rollouts_core.algorithms import GROUP_ALGORITHMS, GRPO, Algorithm
 from rollouts_core.parts import Operational, part
 
 
@@ -22,6 +23,9 @@ def _text(value: object) -> str:
 FileOrUrl = Annotated[Path | str, PlainValidator(_text, json_schema_input_type=str)]
 """Read as text, so that a URL keeps its slashes."""
 Dtype = Literal["float32", "bfloat16"]
+Optimizer = Annotated[
+    Literal["adamw", "muon"], Field(description="muon: for the matrices inside the layers; AdamW for the rest.")
+]
 PartT = TypeVar("PartT")
 
 
@@ -99,7 +103,7 @@ class PretrainedModel:
     kind: Literal["pretrained"] = "pretrained"
     name: Operational[str] = Field(min_length=1, description="Hub name, as 'Qwen/Qwen3-0.6B', or a local directory.")
     revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
-    dtype: Dtype = Field(default="float32", description="Type of the weights; the optimizer steps in it, too.")
+    dtype: Dtype = Field(default="float32", description="Type of the weights; the optimizer steps in float32.")
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
 
@@ -112,13 +116,16 @@ class SFTConfig:
 
     steps: int = Field(default=1000, ge=1, description="Optimizer steps.")
     batch_size: int = Field(default=64, ge=1, description="Examples per optimizer step.")
-    gradient_accumulation: int = Field(default=1, ge=1, description="Forward-backward passes per optimizer step.")
-    learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate of AdamW.")
-    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="Decay to zero after warm-up."
+    tokens_per_pass: int = Field(
+        default=16384, ge=1, description="Tokens of one forward-backward pass; a step takes as many passes as it needs."
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["cosine", "linear", "constant", "stable_then_decay"] = Field(
+        default="cosine", description="Decay to zero after warm-up; stable_then_decay: over the last fifth."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
     log_every: Operational[int] = Field(default=10, ge=1, description="Steps between lines of metrics.")
     checkpoint_every: Operational[int] = Field(default=100, ge=1, description="Steps between checkpoints.")
@@ -128,10 +135,6 @@ class SFTConfig:
         problems = []
         if self.warmup_steps >= self.steps:
             problems.append(f"warmup_steps {self.warmup_steps} is not smaller than steps {self.steps}")
-        if self.batch_size % self.gradient_accumulation:
-            problems.append(
-                f"batch_size {self.batch_size} is not a multiple of gradient_accumulation {self.gradient_accumulation}"
-            )
         return _or_raise(self, problems)
 
 
@@ -179,7 +182,7 @@ class RolloutsConfig:
 
 @part
 class RLConfig:
-    """Reinforcement learning: GRPO, on-policy unless `minibatches` says otherwise."""
+    """Reinforcement learning, on-policy unless `minibatches` or `rollouts` say otherwise."""
 
     steps: Operational[int] = Field(
         default=100, ge=1, description="Rollout batches in all; segments carry it into keys."
@@ -188,32 +191,51 @@ class RLConfig:
         default=50, ge=1, description="Steps per segment artifact; see `steps`."
     )
     batch_size: int = Field(default=32, ge=1, description="Prompts per step.")
-    n_samples_per_prompt: int = Field(default=8, ge=2, description="Samples per prompt: the size of a group.")
+    n_samples_per_prompt: int = Field(default=8, ge=1, description="Samples per prompt: the size of a group.")
+    algorithm: Algorithm = Field(default_factory=GRPO, description="What advantages and losses are.")
     minibatches: int = Field(default=1, ge=1, description="Optimizer steps per rollout batch; 1 is on-policy.")
-    learning_rate: float = Field(default=1e-6, gt=0, description="Learning rate of AdamW after warm-up.")
+    tokens_per_pass: int = Field(
+        default=32768, ge=1, description="Tokens of one forward-backward pass, shared prompts counted once."
+    )
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = Field(default=1e-6, gt=0, description="Learning rate after warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up; constant afterwards.")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
     max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
     reward: str = Field(default="exact_match", description="Shipped, 'package.module:function' or 'file.py:function'.")
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="PPO clipping: ratios below 1 - clip_low.")
-    clip_high: float = Field(default=0.2, ge=0, description="PPO clipping: ratios above 1 + clip_high.")
-    normalize_std: bool = Field(default=True, description="Divide advantages by their group's standard deviation.")
-    aggregation: Literal["token", "sequence"] = Field(
-        default="token", description="Mean of tokens, or of answer means."
+    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL divergence to the policy RL began with.")
+    kl_as: Literal["loss", "reward"] = Field(
+        default="loss", description="A term of the loss, or k1 taken off each token's reward."
     )
-    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the k3 KL estimate to the policy RL began with.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="Of the loss term; k2 has the gradient of the divergence itself."
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig, description="How samples are generated.")
     log_samples: Operational[int] = Field(default=4, ge=0, description="Samples per step kept in rollouts.jsonl.")
     checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 
     @model_validator(mode="after")
-    def _minibatches_divide(self) -> "RLConfig":
+    def _groups_fit(self) -> "RLConfig":
         problems = []
         if self.batch_size % self.minibatches:
             problems.append(f"batch_size {self.batch_size} is not a multiple of minibatches {self.minibatches}")
+        if self.algorithm.kind in GROUP_ALGORITHMS and self.n_samples_per_prompt == 1:
+            problems.append(f"n_samples_per_prompt 1: {self.algorithm.kind} compares the answers of a group")
+        if self.algorithm.kind == "maxrl" and self.kl_coef and self.kl_as == "reward":
+            problems.append("kl_as reward makes rewards negative, and maxrl needs them at 0 or more")
         return _or_raise(self, problems)
+
+
+@part
+class BackendConfig:
+    """How training uses its device."""
+
+    activation_checkpointing: Operational[bool] = Field(
+        default=False, description="Compute activations again for the gradient: less memory, a third more time."
+    )
 
 
 @part
@@ -344,6 +366,7 @@ class PipelineConfig:
     data: DataConfig = Field(description="Demonstrations, prompts and held-out prompts.")
     sft: SFTConfig | None = Field(default_factory=SFTConfig, description="Supervised fine-tuning; null to leave out.")
     rl: RLConfig | None = Field(default_factory=RLConfig, description="Reinforcement learning; null to leave out.")
+    backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its device.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
     machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")

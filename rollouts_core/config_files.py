@@ -93,7 +93,10 @@ def _from_json(path: Path) -> dict[str, Any]:
 
 
 def _apply(override: str, data: dict[str, Any]) -> list[str]:
-    """Set one `a.b=value` in place; the value is JSON, or else a string."""
+    """Set one `a.b=value` in place; the value is JSON, or else a string.
+
+    Another kind is another part: the fields of the old one go.
+    """
     path, equals, text = override.partition("=")
     if not equals or not path:
         return [f"--set {override}: write it as part.field=value"]
@@ -105,9 +108,12 @@ def _apply(override: str, data: dict[str, Any]) -> list[str]:
         if not isinstance(data, dict):
             return [f"--set {override}: {parent} has no fields"]
     try:
-        data[name] = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
-        data[name] = text
+        value = text
+    if name == "kind" and data.get(name) != value:
+        data.clear()
+    data[name] = value
     return []
 
 

@@ -35,6 +35,14 @@ class WeightMismatch(RolloutsError):
     """New weights do not have the names and shapes of the weights they would replace."""
 
 
+class NonFiniteGradient(RolloutsError):
+    """A gradient is infinite or no number; `passes` are the training batches that made it."""
+
+    def __init__(self, message: str, passes: Sequence[object]) -> None:
+        self.passes = tuple(passes)
+        super().__init__(message)
+
+
 class StoreError(RolloutsError):
     """The store cannot be read or written."""
 

@@ -3,12 +3,11 @@
     Message         one turn of a conversation
     Prompt          a tokenized prompt with what its reward needs
     Sample          one answer to one prompt: tokens, mask, log-probabilities, weight versions, reward
-    RolloutBatch    the samples of one step, column-wise, with their advantages
 
 All are frozen; a change makes a new value (`dataclasses.replace`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -61,13 +60,3 @@ class Sample:
     @property
     def response_length(self) -> int:
         return len(self.rollout_log_probs)
-
-
-@dataclass(frozen=True)
-class RolloutBatch:
-    """B samples; `advantages` has one number per sample, shared by its tokens."""
-
-    samples: Sequence[Sample]
-    rewards: Sequence[float]
-    advantages: Sequence[float]
-    metadata: Mapping[str, float] = field(default_factory=dict)

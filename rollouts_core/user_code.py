@@ -41,10 +41,8 @@ def _find(name: str, shipped: Mapping[str, Any], what: str) -> tuple[Path, str]:
     """Source file and function name of 'package.module:function' or 'file.py:function'."""
     place, colon, function = name.rpartition(":")
     if not colon or not function.isidentifier():
-        raise BadInput(
-            f"{what} {name!r}: write a shipped one ({', '.join(shipped)}), 'package.module:function' or "
-            "'file.py:function'"
-        )
+        own = f"a shipped one ({', '.join(shipped)}), " if shipped else ""
+        raise BadInput(f"{what} {name!r}: write {own}'package.module:function' or 'file.py:function'")
     if place.endswith(".py"):
         source = Path(place).resolve()
     else:

@@ -1,26 +1,78 @@
-"""Examples and samples to padded tensors."""
+"""Examples to the tensors of one pass.
 
+Decision: no padding. Sequences stand one behind the other; a prompt that several begin with stands there once, and
+the sequences behind it keep only what is their own.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rollouts_core.data.tokenized import Example
 from rollouts_core.training.backend import TrainBatch
+from rollouts_core.training.packed import Span
+
+Places = npt.NDArray[np.int64]
 
 
-def collate_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
-    """Pad on the right to the longest. Token 0 stands in padding, where mask and attention are 0."""
-    shape = (len(examples), max(len(example.tokens) for example in examples))
-    tokens, mask, attention = (np.zeros(shape, np.int64) for _ in range(3))
-    for row, example in enumerate(examples):
-        tokens[row, : len(example.tokens)] = example.tokens
-        mask[row, : len(example.tokens)] = example.loss_mask
-        attention[row, : len(example.tokens)] = 1
-    mask[:, 0] = 0
-    return TrainBatch(torch.from_numpy(tokens), torch.from_numpy(mask), torch.from_numpy(attention), normalizer)
+def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
+    """One pass over all examples; their streams become the batch's."""
+    sharing = Counter(key for example in examples if (key := _prompt(example)))
+    row, positions, spans = [], [], []
+    length, prompts = 0, dict[bytes, int]()
+    sources = []
+    for example in examples:
+        key = _prompt(example)
+        shared = example.shared if sharing[key] > 1 else 0
+        if shared and key not in prompts:
+            prompts[key] = length
+            row.append(example.tokens[:shared])
+            positions.append(np.arange(shared))
+            spans.append(Span(length, length + shared))
+            length += shared
+        prompt = prompts[key] if shared else 0
+        own = len(example.tokens) - shared
+        row.append(example.tokens[shared:])
+        positions.append(np.arange(shared, shared + own))
+        spans.append(Span(length, length + own, prompt, prompt + shared))
+        before = learnt(example) - 1
+        sources.append(np.where(before < shared, prompt + before, length + before - shared))
+        length += own
+    counts = [len(source) for source in sources]
+    streams = {
+        f"{name}_M": torch.from_numpy(np.concatenate([e.streams[name] for e in examples]).astype(np.float32))
+        for name in examples[0].streams
+    }
+    return TrainBatch(
+        tokens_N=_longs(row),
+        positions_N=_longs(positions),
+        spans=tuple(spans),
+        source_M=_longs(sources),
+        targets_M=_longs([example.tokens[learnt(example)] for example in examples]),
+        sequence_M=torch.from_numpy(np.repeat(np.arange(len(examples)), counts)),
+        sequences=len(examples),
+        normalizer=normalizer,
+        **streams,
+    )
+
+
+def learnt(example: Example) -> Places:
+    """Where the learnt tokens stand; the first token never is one, since nothing predicts it."""
+    places: Places = np.flatnonzero(example.loss_mask[1:]) + 1
+    return places
 
 
 def learnt_tokens(examples: Sequence[Example]) -> int:
-    """How many tokens have a loss; the first token of an example never has one."""
-    return int(sum(example.loss_mask[1:].sum() for example in examples))
+    return int(sum(np.count_nonzero(example.loss_mask[1:]) for example in examples))
+
+
+def _prompt(example: Example) -> bytes:
+    """What marks sequences that may share their first tokens; empty for one that shares nothing."""
+    return example.tokens[: example.shared].tobytes() if 0 < example.shared < len(example.tokens) else b""
+
+
+def _longs(parts: Sequence[npt.NDArray[np.integer]]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))

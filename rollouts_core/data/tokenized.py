@@ -4,8 +4,8 @@ Rows keep their source row, so that whatever is trained on can be traced to a li
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rollouts_core.errors import BadInput
 from rollouts_core.types import Message, Prompt
 
 Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 
 EXAMPLES = pa.schema(
     [
@@ -42,10 +43,14 @@ PROMPTS = pa.schema(
 
 @dataclass(frozen=True)
 class Example:
-    """One training example; `loss_mask` is 1 where the model learns to say the token."""
+    """One sequence to train on; `loss_mask` is 1 where the model learns to say the token."""
 
     tokens: Ids
     loss_mask: Ids
+    shared: int = 0
+    """How many first tokens others of the batch may begin with, too."""
+    streams: Mapping[str, Floats] = field(default_factory=dict)
+    """Numbers for each learnt token, by the names of `TrainBatch`'s fields without their legend."""
 
 
 def tokenize_examples(rows: Sequence[Row], tokenizer: Any, max_length: int) -> pa.Table:

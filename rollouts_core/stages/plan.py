@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from rollouts_core.algorithms import CustomAlgorithm
 from rollouts_core.config import HubDataset, Jsonl, PipelineConfig, PretrainedModel, ScratchModel
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
@@ -16,6 +17,7 @@ from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
 from rollouts_core.stages.stage import VERSIONS, Stage
 from rollouts_core.store.identity import External, identify_model, identify_source
+from rollouts_core.user_code import identify_function
 
 Externals = dict[str, External]
 
@@ -67,7 +69,13 @@ def _tokenize(config: PipelineConfig, external: Externals) -> Stage:
 def _sft(config: PipelineConfig, external: Externals, tokenize: Stage) -> Stage | None:
     if config.sft is None:
         return None
-    spec = SFTSpec(model=config.model, training=config.sft, seed=config.seed, max_length=config.data.max_length)
+    spec = SFTSpec(
+        model=config.model,
+        training=config.sft,
+        backend=config.backend,
+        seed=config.seed,
+        max_length=config.data.max_length,
+    )
     return Stage("sft", "sft", VERSIONS["sft"], spec, {"data": tokenize.artifact}, _pick(external, "model"))
 
 
@@ -82,6 +90,7 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage
         spec = RLSpec(
             model=first_model,
             training=config.rl,
+            backend=config.backend,
             engine=config.engine,
             seed=config.seed,
             start=start,
@@ -91,7 +100,7 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage
         )
         inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
         filters = [role for role in external if role.startswith("filter-")]
-        outside = _pick(external, "reward", *filters, *(["model"] if first_model else []))
+        outside = _pick(external, "reward", "algorithm", *filters, *(["model"] if first_model else []))
         segments.append(Stage(f"rl-{len(segments) + 1}", "rl", VERSIONS["rl"], spec, inputs, outside))
     return tuple(segments)
 
@@ -128,6 +137,9 @@ def _identify(config: PipelineConfig) -> Externals:
         looks["model"] = ("model.name", partial(identify_model, config.model))
     if config.rl is not None:
         looks["reward"] = ("rl.reward", partial(identify_reward, config.rl.reward))
+        if isinstance(config.rl.algorithm, CustomAlgorithm):
+            name = config.rl.algorithm.function
+            looks["algorithm"] = ("rl.algorithm.function", partial(identify_function, name, {}, "algorithm"))
         for number, name in enumerate(config.rl.rollouts.filters):
             looks[f"filter-{number}"] = (f"rl.rollouts.filters.{number}", partial(identify_filter, name))
     looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))

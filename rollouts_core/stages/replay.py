@@ -19,7 +19,7 @@ from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
-from rollouts_core.stages.rl import backend_for, manager_for, policy_of, reference_for, settings_of
+from rollouts_core.stages.rl import backend_for, manager_for, policy_of, recipe_for, reference_for, settings_of
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.work import Session, StageLog, Work, open_session
@@ -58,12 +58,13 @@ def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
         model = policy_of(work, spec, tokenizer)
-        backend = backend_for(model, spec)
+        recipe = recipe_for(work, spec)
+        backend = backend_for(model, spec, recipe)
         reference = reference_for(work, spec, tokenizer)
         if spec.start > 0:
             backend.load(work.inputs["policy"] / "state")
         kept = KeptRollouts(directory / "batches")
-        for step in run_rl_training(backend, kept, settings_of(spec), reference, spec.start):
+        for step in run_rl_training(backend, kept, settings_of(spec, recipe), reference, spec.start):
             then = recorded[step.step]
             names = [name for name in COMPARED if name in then]
             yield ReplayedStep(

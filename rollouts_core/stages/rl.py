@@ -8,13 +8,14 @@ give the same bits.
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from rollouts_core.algorithms import PPO
+from rollouts_core.config import RLConfig
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
@@ -32,14 +33,19 @@ from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.work import Work
-from rollouts_core.training.backend import TrainingBackend
+from rollouts_core.training.algorithms import Recipe, recipe_of
+from rollouts_core.training.backend import TokenScores, TrainBatch, TrainingBackend
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
-from rollouts_core.training.losses import create_grpo_loss
+from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import initial_policy, load_hf_model, save_policy, seed_torch
-from rollouts_core.training.pytorch import create_pytorch_backend
+from rollouts_core.training.objectives import Extras, create_rl_loss
+from rollouts_core.training.policy import Policy
+from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
+from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.types import Sample
+from rollouts_core.user_code import load_function
 
 
 @dataclass
@@ -49,7 +55,8 @@ class Trainer:
     model: Any
     tokenizer: Any
     backend: TrainingBackend
-    reference: nn.Module | None
+    recipe: Recipe
+    reference: Callable[[TrainBatch], TokenScores] | None
     rollouts: GeneratedRollouts
     journal: RolloutJournal
 
@@ -63,7 +70,9 @@ def run(work: Work) -> dict[str, float]:
     rollouts = JSONLLogger(work.scratch / "rollouts.jsonl")
     metrics: dict[str, float] = {}
     warnings = Warnings()
-    for step in run_rl_training(trainer.backend, trainer.rollouts, settings_of(spec), trainer.reference, start):
+    settings = settings_of(spec, trainer.recipe)
+    steps = run_rl_training(trainer.backend, trainer.rollouts, settings, trainer.reference, start)
+    for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
         metrics = step.metrics
         work.log.log(metrics, step.step)
         for warning in warnings.about(metrics, step.step):
@@ -127,28 +136,47 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
     colocated = shares_device(spec.engine, work.session.servers)
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated))
-    backend = backend_for(model, spec)
-    return Trainer(model, tokenizer, backend, reference_for(work, spec, tokenizer), rollouts, journal)
+    recipe = recipe_for(work, spec)
+    backend = backend_for(model, spec, recipe)
+    return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)
 
 
-def backend_for(model: Any, spec: RLSpec) -> TrainingBackend:
-    training, rollouts = spec.training, spec.training.rollouts
+def backend_for(model: Any, spec: RLSpec, recipe: Recipe) -> TrainingBackend:
+    training = spec.training
     return create_pytorch_backend(
         model,
-        create_grpo_loss(
-            aggregation=training.aggregation,
-            clip_low=training.clip_low,
-            clip_high=training.clip_high,
-            kl_coef=training.kl_coef,
-            temperature=training.temperature,
-            correction=rollouts.correction,
-            ratio_low=rollouts.ratio_low,
-            ratio_high=rollouts.ratio_high,
+        create_rl_loss(recipe, extras_of(training)),
+        Optimization(
+            training.learning_rate,
+            training.optimizer,
+            training.weight_decay,
+            training.max_grad_norm,
+            create_scheduler("constant", training.warmup_steps, 0),
         ),
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        schedule=partial(create_scheduler, kind="constant", warmup_steps=training.warmup_steps, num_steps=0),
+        temperature=training.temperature,
+        critic=recipe.critic,
+        activation_checkpointing=spec.backend.activation_checkpointing,
+    )
+
+
+def recipe_for(work: Work, spec: RLSpec) -> Recipe:
+    custom = work.stage.external.get("algorithm")
+    function = load_function(custom.location, {}, "algorithm") if custom else None
+    return recipe_of(spec.training.algorithm, spec.training.max_new_tokens, function)
+
+
+def extras_of(training: RLConfig) -> Extras:
+    rollouts, algorithm = training.rollouts, training.algorithm
+    critic = algorithm if isinstance(algorithm, PPO) else PPO()
+    return Extras(
+        kl_coef=training.kl_coef if training.kl_as == "loss" else 0.0,
+        kl_estimator=training.kl_estimator,
+        entropy_coef=training.entropy_coef,
+        correction=rollouts.correction,
+        ratio_low=rollouts.ratio_low,
+        ratio_high=rollouts.ratio_high,
+        value_coef=critic.value_coef,
+        value_clip=critic.value_clip,
     )
 
 
@@ -179,15 +207,15 @@ def manager_for(
     return AsyncRolloutManager(engine, tokenizer, buffer, scored, config, filters, kept)
 
 
-def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> nn.Module | None:
+def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Callable[[TrainBatch], TokenScores] | None:
+    """Scores batches under the policy that RL began with; None where nothing asks for it."""
     if not spec.training.kl_coef:
         return None
     if "reference" in work.inputs:
         frozen = load_hf_model(str(work.inputs["reference"] / "policy"), spec.dtype, work.device)
     else:
         frozen = _initial(work, spec, tokenizer)
-    model: nn.Module = frozen.eval().requires_grad_(False)
-    return model
+    return partial(score_batch, Policy(frozen.requires_grad_(False), spec.training.temperature).eval())
 
 
 def _initial(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
@@ -196,14 +224,15 @@ def _initial(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
     return initial_policy(spec.model, external, tokenizer, spec.max_length, spec.seed, work.device)
 
 
-def settings_of(spec: RLSpec) -> RLTrainingConfig:
+def settings_of(spec: RLSpec, recipe: Recipe) -> RLTrainingConfig:
     training = spec.training
     return RLTrainingConfig(
         num_steps=spec.stop,
+        recipe=recipe,
         minibatches=training.minibatches,
-        aggregation=training.aggregation,
-        normalize_std=training.normalize_std,
-        temperature=training.temperature,
+        tokens_per_pass=training.tokens_per_pass,
+        max_new_tokens=training.max_new_tokens,
+        kl_in_reward=training.kl_coef if training.kl_as == "reward" else 0.0,
         recompute_old=training.rollouts.correction != "none",
     )
 

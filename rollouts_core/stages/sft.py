@@ -2,16 +2,16 @@
 
 import math
 import shutil
-from functools import partial
 
 from rollouts_core.data.tokenized import read_examples
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.stages.specs import SFTSpec
 from rollouts_core.stages.work import Work
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
-from rollouts_core.training.losses import create_cross_entropy_loss
+from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import initial_policy, save_policy, seed_torch
-from rollouts_core.training.pytorch import create_pytorch_backend
+from rollouts_core.training.objectives import create_cross_entropy_loss
+from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
 from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.training.sft import SFTTrainingConfig, run_sft_training
 
@@ -28,12 +28,14 @@ def run(work: Work) -> dict[str, float]:
     backend = create_pytorch_backend(
         model,
         create_cross_entropy_loss(),
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        schedule=partial(
-            create_scheduler, kind=training.schedule, warmup_steps=training.warmup_steps, num_steps=training.steps
+        Optimization(
+            training.learning_rate,
+            training.optimizer,
+            training.weight_decay,
+            training.max_grad_norm,
+            create_scheduler(training.schedule, training.warmup_steps, training.steps),
         ),
+        activation_checkpointing=spec.backend.activation_checkpointing,
     )
     seed_torch(spec.seed, "sft")
     start = 0
@@ -42,9 +44,10 @@ def run(work: Work) -> dict[str, float]:
         backend.load(directory)
         print(f"resuming after step {start}")
     work.log.covers(0, training.steps, start)
-    settings = SFTTrainingConfig(training.steps, training.batch_size, training.gradient_accumulation, spec.seed)
+    settings = SFTTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass)
     loss = math.nan
-    for step in run_sft_training(backend, examples, settings, start):
+    steps = run_sft_training(backend, examples, settings, start)
+    for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
         loss = step.metrics["loss"]
         last = step.step == training.steps
         if step.step % training.log_every == 0 or last:

@@ -4,7 +4,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from rollouts_core.config import Dtype, EngineConfig, EvaluationConfig, HubDataset, Jsonl, Model, RLConfig, SFTConfig
+from rollouts_core.config import (
+    BackendConfig,
+    Dtype,
+    EngineConfig,
+    EvaluationConfig,
+    HubDataset,
+    Jsonl,
+    Model,
+    RLConfig,
+    SFTConfig,
+)
 from rollouts_core.parts import part
 
 
@@ -32,6 +42,7 @@ class TokenizeSpec:
 class SFTSpec:
     model: Model
     training: SFTConfig
+    backend: BackendConfig
     seed: int
     max_length: int
 
@@ -42,6 +53,7 @@ class RLSpec:
 
     model: Model | None = Field(description="The model RL begins with, where no artifact holds the policy.")
     training: RLConfig
+    backend: BackendConfig
     engine: EngineConfig
     seed: int
     start: int

@@ -1,19 +1,22 @@
 """What trains: the protocol every backend fits, the batch it is fed, and the futures it answers with.
 
-    TrainBatch        padded tokens with mask and, for RL, per-token advantage and log-probability streams
-    LossFunction      (logits, batch) -> loss and metrics; the backend does not know the algorithm
+    TrainBatch        one pass: sequences packed in one row, with a stream of numbers for each learnt token
+    TokenScores       what the policy says of each learnt token
+    LossFunction      (scores, batch) -> loss and metrics; the backend does not know the algorithm
     TrainFuture[T]    a result that may still be under way
-    TrainingBackend   forward_backward, optim_step, get_weights, load_weights, save, load
+    TrainingBackend   forward_backward, score, optim_step, get_weights, load_weights, save, load
 
-Legend: B examples, T tokens, V vocabulary.
+Legend: N tokens of the row, M learnt tokens, S sequences.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
+
+from rollouts_core.training.packed import Span
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -23,21 +26,32 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """One forward-backward pass. Padding is on the right, with mask 0."""
+    """One forward-backward pass. What is not learnt, prompts and observations, is only looked at."""
 
-    tokens_BT: torch.Tensor
-    loss_mask_BT: torch.Tensor
-    """1 where the token is learnt; column 0 is always 0, since nothing predicts it."""
-    attention_mask_BT: torch.Tensor
+    tokens_N: torch.Tensor
+    positions_N: torch.Tensor
+    """Each token's place in its own sequence."""
+    spans: tuple[Span, ...]
+    """Which tokens see which."""
+    source_M: torch.Tensor
+    """The place in the row whose hidden state predicts the learnt token."""
+    targets_M: torch.Tensor
+    """The learnt tokens, sequence by sequence."""
+    sequence_M: torch.Tensor
+    """Which sequence each belongs to, ascending."""
+    sequences: int
     normalizer: float
-    """What summed token losses are divided by: tokens (or sequences) of the whole optimizer step, so that splitting
-    a step into several passes changes nothing."""
-    advantages_BT: torch.Tensor | None = None
-    rollout_logprobs_BT: torch.Tensor | None = None
+    """What summed losses are divided by: tokens (or sequences) of the whole optimizer step, so that splitting a step
+    into several passes changes nothing."""
+    advantages_M: torch.Tensor | None = None
+    rollout_logprobs_M: torch.Tensor | None = None
     """The engine's, under the weights that made each token."""
-    old_logprobs_BT: torch.Tensor | None = None
+    old_logprobs_M: torch.Tensor | None = None
     """The trainer's, before the step's first update; None where the pass at hand is that one."""
-    reference_logprobs_BT: torch.Tensor | None = None
+    reference_logprobs_M: torch.Tensor | None = None
+    old_values_M: torch.Tensor | None = None
+    """The critic's, before the step's first update."""
+    returns_M: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> "TrainBatch":
         moved = {
@@ -48,7 +62,23 @@ class TrainBatch:
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
-LossFunction = Callable[[torch.Tensor, TrainBatch], tuple[torch.Tensor, Metrics]]
+class TokenScores(NamedTuple):
+    """Of each learnt token, in the order of the batch; float32."""
+
+    logprobs_M: torch.Tensor
+    entropy_M: torch.Tensor
+    """Of the distribution that the token was drawn from."""
+    values_M: torch.Tensor | None = None
+    """The critic's, of the state before the token; None without a critic."""
+
+
+LossFunction = Callable[[TokenScores, TrainBatch], tuple[torch.Tensor, Metrics]]
+"""Metrics ending in `_sum` add up over passes, those ending in `_max` combine by maximum."""
+
+
+def combined(passes: Sequence[Metrics]) -> Metrics:
+    """One optimizer step's metrics of those of its passes: sums added, maxima compared."""
+    return {name: (max if name.endswith("_max") else sum)(metrics[name] for metrics in passes) for name in passes[0]}
 
 
 class TrainFuture(Protocol[T_co]):
@@ -76,13 +106,16 @@ class TrainingBackend(Protocol):
         """Optimizer steps taken since the policy began."""
 
     def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
-        """Add the batch's gradients to what has accumulated. Metrics are sums to be added over passes."""
+        """Add the batch's gradients to what has accumulated."""
 
-    def logprobs(self, batch: TrainBatch, temperature: float) -> TrainFuture[torch.Tensor]:
-        """Log-probabilities BT of the batch's tokens under the current weights; no gradient."""
+    def score(self, batch: TrainBatch) -> TrainFuture[TokenScores]:
+        """The batch's tokens under the current weights; no gradient."""
 
     def optim_step(self) -> TrainFuture[Metrics]:
-        """Clip, step, advance the schedule, clear gradients. Gives grad_norm and learning_rate."""
+        """Clip, step, advance the schedule, clear gradients. Gives grad_norm and learning_rate.
+
+        Raises `NonFiniteGradient`, with the passes that made it, and changes nothing.
+        """
 
     def get_weights(self) -> TrainFuture[Weights]:
         """The current weights by name; shared with the backend, so copy what must not change."""

@@ -1,78 +1,114 @@
-"""Losses as pure functions of logits and batch.
+"""Every loss, as pure functions of per-token streams. Nothing here knows of models, batches' shapes or devices.
 
-Legend: B examples, T tokens, V vocabulary. A `logprobs_BT[b, t]` is that of token t given those before it; column 0
-is 0. Metrics ending in `_sum` are summed over passes and divided by the step's token count afterwards; `_max` and
-`_min` are combined by maximum and minimum.
+A policy loss gives one number per learnt token; `aggregate` makes them one number, dividing by what the whole optimizer
+step has, so that a step may be cut into passes and ranks in any way. In all of them rho = exp(logp - old logp) is the
+ratio of the trained policy to the one that sampled, and A the token's advantage.
+
+Legend: M learnt tokens, sequence by sequence; S sequences; `sequence_M` names the sequence of each token.
 """
 
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
-from rollouts_core.training.backend import LossFunction, Metrics, TrainBatch
-
-
-def token_logprobs(logits_BTV: torch.Tensor, tokens_BT: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """log softmax(logits / temperature) at each next token, in float32, of shape BT with column 0 zero."""
-    scaled_BTV = logits_BTV[:, :-1].float() / temperature
-    logprobs = -F.cross_entropy(scaled_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="none")
-    return F.pad(logprobs.view(len(tokens_BT), -1), (1, 0))
+Aggregation = Literal["token", "sequence", "constant"]
+Correction = Literal["none", "truncate", "mask"]
+Estimator = Literal["k1", "k2", "k3"]
 
 
-def create_cross_entropy_loss() -> LossFunction:
-    """Token cross-entropy over the loss mask, a mean over all masked tokens of the optimizer step."""
+def aggregate(
+    losses_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int, kind: Aggregation, normalizer: float
+) -> torch.Tensor:
+    """One number of many.
 
-    def cross_entropy(logits_BTV: torch.Tensor, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
-        losses_BT = -token_logprobs(logits_BTV, batch.tokens_BT) * batch.loss_mask_BT
-        loss = losses_BT.sum() / batch.normalizer
-        return loss, {"loss_sum": loss.item() * batch.normalizer, "tokens_sum": batch.loss_mask_BT.sum().item()}
+    token: sum / learnt tokens of the step (DAPO, arXiv 2503.14476, eq. 8; TRL's "dapo").
+    sequence: each sequence's mean, summed / sequences of the step (GRPO, arXiv 2402.03300, eq. 3; TRL's "grpo").
+    constant: sum / (sequences of the step x longest answer allowed) (Dr. GRPO, arXiv 2503.20783; TRL's "dr_grpo").
+    The divisor comes in as `normalizer`. A sequence without learnt tokens adds nothing.
+    """
+    if kind == "sequence":
+        losses_M = losses_M / lengths(sequence_M, sequences)[sequence_M]
+    return losses_M.sum() / normalizer
 
-    return cross_entropy
 
-
-def grpo_loss(
-    logprobs_BT: torch.Tensor,
-    old_logprobs_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    loss_mask_BT: torch.Tensor,
-    *,
-    normalizer: float,
-    aggregation: Literal["token", "sequence"] = "token",
+def ppo_loss(
+    logprobs_M: torch.Tensor,
+    old_logprobs_M: torch.Tensor,
+    advantages_M: torch.Tensor,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    reference_logprobs_BT: torch.Tensor | None = None,
-    kl_coef: float = 0.0,
-    weights_BT: torch.Tensor | None = None,
+    dual_clip: float | None = None,
 ) -> torch.Tensor:
-    """The clipped surrogate of PPO (arXiv 1707.06347, eq. 7) with GRPO's KL term (arXiv 2402.03300, eq. 3 and 4).
+    """The clipped surrogate, -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (arXiv 1707.06347, eq. 7).
 
-    Per token, l = -w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef k3, with rho = exp(logp - old
-    logp) and k3 = exp(d) - 1 - d, d = reference - logp. The old policy is the engine's (w = 1) unless a correction is
-    asked for: then it is the trainer's before the step, and w = `weights_BT` is `importance_weights` of the two.
-
-    aggregation "token" is DAPO's (arXiv 2503.14476): the sum over masked tokens / normalizer, the step's masked
-    tokens. "sequence" is GRPO's: each answer's mean over its tokens, summed / normalizer, the step's answers.
-    Answers with no masked token add nothing.
+    clip_high above clip_low is DAPO's clip-higher. With `dual_clip` c > 1, where A < 0 it is at most -c A
+    (arXiv 1912.09729, eq. 5).
     """
-    ratio_BT = torch.exp(logprobs_BT - old_logprobs_BT)
-    clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
-    losses_BT = -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
-    if weights_BT is not None:
-        losses_BT = losses_BT * weights_BT
-    if reference_logprobs_BT is not None and kl_coef:
-        losses_BT = losses_BT + kl_coef * kl_k3(logprobs_BT, reference_logprobs_BT)
-    losses_BT = losses_BT * loss_mask_BT
-    if aggregation == "sequence":
-        losses_BT = losses_BT / loss_mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-    return losses_BT.sum() / normalizer
+    ratio_M = torch.exp(logprobs_M - old_logprobs_M)
+    clipped_M = ratio_M.clamp(1 - clip_low, 1 + clip_high)
+    losses_M = -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
+    if dual_clip is None:
+        return losses_M
+    return torch.where(advantages_M < 0, torch.minimum(losses_M, -dual_clip * advantages_M), losses_M)
 
 
-Correction = Literal["none", "truncate", "mask"]
+def gspo_loss(
+    logprobs_M: torch.Tensor,
+    old_logprobs_M: torch.Tensor,
+    advantages_M: torch.Tensor,
+    sequence_M: torch.Tensor,
+    sequences: int,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> torch.Tensor:
+    """`ppo_loss` with one ratio per sequence, s = exp(mean over its tokens of log rho) (GSPO, arXiv 2507.18071, eq. 7).
+
+    Each token carries its sequence's ratio; aggregated by sequence it is the paper's objective (eq. 5), gradient and
+    all: the mean of s over a sequence's tokens is s.
+    """
+    mean_S = by_sequence(logprobs_M - old_logprobs_M, sequence_M, sequences) / lengths(sequence_M, sequences)
+    sequence_ratio_M = mean_S[sequence_M]
+    return ppo_loss(sequence_ratio_M, torch.zeros_like(sequence_ratio_M), advantages_M, clip_low, clip_high)
+
+
+def cispo_loss(
+    logprobs_M: torch.Tensor,
+    old_logprobs_M: torch.Tensor,
+    advantages_M: torch.Tensor,
+    weight_low: float = 0.0,
+    weight_high: float = 5.0,
+) -> torch.Tensor:
+    """-sg[clip(rho, weight_low, weight_high)] A logp: every token keeps its gradient (CISPO, arXiv 2506.13585, eq. 4).
+
+    The bounds are absolute. The paper writes them as 1 - eps_low and 1 + eps_high and leaves the lower one open; TRL
+    reads its epsilon_high as the absolute upper bound, which is `weight_high` (5 is ScaleRL's, arXiv 2510.13786).
+    """
+    weight_M = torch.exp(logprobs_M.detach() - old_logprobs_M).clamp(weight_low, weight_high)
+    return -weight_M * advantages_M * logprobs_M
+
+
+def reinforce_loss(logprobs_M: torch.Tensor, old_logprobs_M: torch.Tensor, advantages_M: torch.Tensor) -> torch.Tensor:
+    """-rho A, whose gradient at the sampling policy is that of -A logp (Williams 1992); unbiased behind it, too."""
+    return -torch.exp(logprobs_M - old_logprobs_M) * advantages_M
+
+
+def kl_divergence(logprobs_M: torch.Tensor, reference_logprobs_M: torch.Tensor, estimator: Estimator) -> torch.Tensor:
+    """Estimates of KL(policy || reference) per token, from samples of the policy (joschu.net/blog/kl-approx.html).
+
+    With d = reference - logp: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d. As a value, k1 and k3 are unbiased. As a loss
+    on samples of the policy itself, the gradient of k2 is the one wanted, that of KL(policy || reference); that of k3
+    is KL(reference || policy)'s, and that of k1 is zero on average.
+    """
+    difference_M = reference_logprobs_M - logprobs_M
+    if estimator == "k1":
+        return -difference_M
+    if estimator == "k2":
+        return difference_M.square() / 2
+    return torch.exp(difference_M) - 1 - difference_M
 
 
 def importance_weights(
-    old_logprobs_BT: torch.Tensor, rollout_logprobs_BT: torch.Tensor, kind: Correction, low: float, high: float
+    old_logprobs_M: torch.Tensor, rollout_logprobs_M: torch.Tensor, kind: Correction, low: float, high: float
 ) -> torch.Tensor | None:
     """How much each token counts that another policy sampled than the one it trains; no gradient flows through it.
 
@@ -83,83 +119,46 @@ def importance_weights(
     """
     if kind == "none":
         return None
-    ratio_BT = torch.exp(old_logprobs_BT.detach() - rollout_logprobs_BT)
+    ratio_M = torch.exp(old_logprobs_M.detach() - rollout_logprobs_M)
     if kind == "truncate":
-        return ratio_BT.clamp(max=high)
-    return ratio_BT * ((ratio_BT >= low) & (ratio_BT <= high))
+        return ratio_M.clamp(max=high)
+    return ratio_M * ((ratio_M >= low) & (ratio_M <= high))
 
 
-def kl_k3(logprobs_BT: torch.Tensor, reference_logprobs_BT: torch.Tensor) -> torch.Tensor:
-    """Schulman's k3 estimate of KL(policy || reference) per token, from samples of the policy: never negative."""
-    difference_BT = reference_logprobs_BT - logprobs_BT
-    return torch.exp(difference_BT) - 1 - difference_BT
+def value_loss(
+    values_M: torch.Tensor, old_values_M: torch.Tensor, returns_M: torch.Tensor, clip: float | None = 0.2
+) -> torch.Tensor:
+    """Half the squared error, the larger of the plain one and that of values held within `clip` of the old ones.
+
+    As in verl, OpenRLHF and TRL; their clip is 0.5, 0.5 and 0.2. None clips nothing.
+    """
+    plain_M = (values_M - returns_M).square()
+    if clip is None:
+        return plain_M / 2
+    held_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
+    return torch.maximum(plain_M, (held_M - returns_M).square()) / 2
 
 
-def create_grpo_loss(
-    *,
-    aggregation: Literal["token", "sequence"],
-    clip_low: float,
-    clip_high: float,
-    kl_coef: float,
-    temperature: float,
-    correction: Correction = "none",
-    ratio_low: float = 0.5,
-    ratio_high: float = 2.0,
-) -> LossFunction:
-    """`grpo_loss` on logits, with the metrics of the step."""
+def dpo_loss(
+    chosen_S: torch.Tensor,
+    rejected_S: torch.Tensor,
+    reference_chosen_S: torch.Tensor,
+    reference_rejected_S: torch.Tensor,
+    beta: float = 0.1,
+) -> torch.Tensor:
+    """-log sigmoid(beta (log-ratio of the chosen - of the rejected)) per pair (DPO, arXiv 2305.18290, eq. 7).
 
-    def loss_of(logits_BTV: torch.Tensor, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
-        assert batch.advantages_BT is not None and batch.rollout_logprobs_BT is not None, "an RL batch has both"
-        logprobs_BT = token_logprobs(logits_BTV, batch.tokens_BT, temperature)
-        old_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-        weights_BT = importance_weights(old_BT, batch.rollout_logprobs_BT, correction, ratio_low, ratio_high)
-        loss = grpo_loss(
-            logprobs_BT,
-            batch.rollout_logprobs_BT if correction == "none" else old_BT,
-            batch.advantages_BT,
-            batch.loss_mask_BT,
-            normalizer=batch.normalizer,
-            aggregation=aggregation,
-            clip_low=clip_low,
-            clip_high=clip_high,
-            reference_logprobs_BT=batch.reference_logprobs_BT,
-            kl_coef=kl_coef,
-            weights_BT=weights_BT,
-        )
-        metrics = _grpo_metrics(logprobs_BT.detach(), batch, clip_low, clip_high)
-        if weights_BT is not None:
-            changed_BT = (weights_BT != torch.exp(old_BT - batch.rollout_logprobs_BT)) & batch.loss_mask_BT.bool()
-            metrics["corrected_sum"] = changed_BT.sum().item()
-        metrics["entropy_sum"] = _entropy_sum(logits_BTV.detach(), batch, temperature)
-        return loss, {"policy_loss_total": loss.item(), **metrics}
-
-    return loss_of
+    Takes summed log-probabilities of whole answers.
+    """
+    margin_S = (chosen_S - reference_chosen_S) - (rejected_S - reference_rejected_S)
+    return -torch.nn.functional.logsigmoid(beta * margin_S)
 
 
-def _grpo_metrics(logprobs_BT: torch.Tensor, batch: TrainBatch, clip_low: float, clip_high: float) -> Metrics:
-    assert batch.advantages_BT is not None and batch.rollout_logprobs_BT is not None
-    mask = batch.loss_mask_BT.bool()
-    difference = (logprobs_BT - batch.rollout_logprobs_BT)[mask]
-    ratio, advantages = difference.exp(), batch.advantages_BT[mask]
-    low = (ratio < 1 - clip_low) & (advantages < 0)
-    high = (ratio > 1 + clip_high) & (advantages > 0)
-    metrics = {
-        "tokens_sum": float(mask.sum()),
-        "logp_difference_sum": difference.abs().sum().item(),
-        "logp_difference_max": difference.abs().max().item() if len(difference) else 0.0,
-        "ratio_sum": ratio.sum().item(),
-        "ratio_max": ratio.max().item() if len(ratio) else 1.0,
-        "mismatch_kl_sum": (ratio - 1 - difference).sum().item(),
-        "clip_low_sum": low.sum().item(),
-        "clip_high_sum": high.sum().item(),
-    }
-    if batch.reference_logprobs_BT is not None:
-        metrics["kl_sum"] = kl_k3(logprobs_BT, batch.reference_logprobs_BT)[mask].sum().item()
-    return metrics
+def by_sequence(values_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
+    """Sums S over each sequence's tokens."""
+    return values_M.new_zeros(sequences).index_add(0, sequence_M, values_M)
 
 
-def _entropy_sum(logits_BTV: torch.Tensor, batch: TrainBatch, temperature: float) -> float:
-    """Summed entropy of the distributions that the masked tokens were drawn from."""
-    chosen_NV = logits_BTV[:, :-1][batch.loss_mask_BT[:, 1:].bool()].float() / temperature
-    logprobs_NV = torch.log_softmax(chosen_NV, dim=-1)
-    return -(logprobs_NV.exp() * logprobs_NV).sum().item()
+def lengths(sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
+    """Learnt tokens S of each sequence, at least 1."""
+    return torch.bincount(sequence_M, minlength=sequences).clamp(min=1)

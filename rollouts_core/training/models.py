@@ -67,7 +67,9 @@ def initial_policy(
 
 def copy_of(model: Any) -> Any:
     """The same model with its own weights, for an engine beside the trainer."""
-    return copy.deepcopy(model).requires_grad_(False)
+    copied = copy.deepcopy(model).requires_grad_(False)
+    copied.set_attn_implementation("sdpa")
+    return copied
 
 
 def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:

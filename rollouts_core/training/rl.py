@@ -8,35 +8,31 @@ Deviations from GRPO's paper, on purpose:
 - one optimizer step per batch unless `minibatches` asks for more, so clipping is idle by default.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import nn
+import numpy as np
 
+from rollouts_core.data.collate import pack_batch
+from rollouts_core.data.tokenized import Example
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
-from rollouts_core.training.backend import Metrics, TrainBatch, TrainingBackend
-from rollouts_core.training.grpo import (
-    loss_metrics,
-    prepare_grpo_batch,
-    rollout_metrics,
-    split,
-    staleness_metrics,
-    to_train_batch,
-)
-from rollouts_core.training.losses import token_logprobs
+from rollouts_core.training.algorithms import Outcome, Recipe
+from rollouts_core.training.backend import Metrics, TokenScores, TrainBatch, TrainingBackend, combined
+from rollouts_core.training.rl_metrics import loss_metrics, rollout_metrics, staleness_metrics
+from rollouts_core.training.streams import Cuts, cut, normalizer_of, scores_of, to_streams, with_streams
 from rollouts_core.types import Sample
 
 
 @dataclass(frozen=True)
 class RLTrainingConfig:
     num_steps: int
-    minibatches: int
-    aggregation: Literal["token", "sequence"]
-    normalize_std: bool
-    temperature: float
+    recipe: Recipe
+    minibatches: int = 1
+    tokens_per_pass: int = 32768
+    max_new_tokens: int = 256
+    kl_in_reward: float = 0.0
+    """Coefficient of the KL penalty (k1) that is taken off each token's reward."""
     recompute_old: bool = False
     """Take the trainer's log-probabilities before the step for the old policy's, as importance sampling needs."""
 
@@ -55,60 +51,86 @@ def run_rl_training(
     backend: TrainingBackend,
     rollouts: RolloutSource,
     config: RLTrainingConfig,
-    reference: nn.Module | None = None,
+    reference: Callable[[TrainBatch], TokenScores] | None = None,
     start: int = 0,
 ) -> Iterator[RLStep]:
     """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on.
 
-    The backend's weights are published before the first step and after each. `reference` is the frozen policy of the KL
-    term.
+    The backend's weights are published before the first step and after each. `reference` scores batches under the
+    frozen policy of the KL term. Raises `NonFiniteGradient` as the backend does.
     """
     rollouts.publish(backend.get_weights().result(), backend.weight_version)
     for step in range(start + 1, config.num_steps + 1):
         timer = PhaseTimer()
         with timer.phase("gen"):
             generated = rollouts.next_batch(step)
-        with timer.phase("adv"):
-            staleness = staleness_metrics(generated.samples, backend.weight_version)
-            batch = prepare_grpo_batch(generated.samples, config.normalize_std)
-            parts = [to_train_batch(part, config.aggregation) for part in split(batch, config.minibatches)]
-        if config.recompute_old and config.minibatches > 1:
-            with timer.phase("old_log_prob"):
-                parts = [_with_old(part, backend, config.temperature) for part in parts]
+        samples = generated.samples
+        staleness = staleness_metrics(samples, backend.weight_version)
+        examples = to_streams(samples)
+        cuts = cut(samples, config.minibatches, config.tokens_per_pass)
         if reference is not None:
             with timer.phase("ref"):
-                parts = [_with_reference(part, reference, config.temperature) for part in parts]
+                examples = with_streams(examples, "reference_logprobs", scores_of(examples, cuts, reference)[0])
+        if config.recompute_old or config.recipe.critic:
+            with timer.phase("old_log_prob"):
+                examples = _with_old(examples, cuts, backend, config)
+        with timer.phase("adv"):
+            rewards = [_reward(sample) for sample in samples]
+            examples = _with_advantages(examples, samples, rewards, config)
         with timer.phase("update_actor"):
-            results = [_update(backend, part) for part in parts]
+            results = [_update(backend, examples, passes, config) for passes in cuts]
         with timer.phase("update_weights"):
             published = rollouts.publish(backend.get_weights().result(), backend.weight_version)
         metrics = {
-            **rollout_metrics(batch),
+            **rollout_metrics(samples, rewards),
             **loss_metrics([losses for losses, _ in results]),
             **results[-1][1],
             **staleness,
             "weight_version": float(backend.weight_version),
-            "num_tokens": float(sum(len(sample.tokens) for sample in generated.samples)),
+            "num_tokens": float(sum(len(sample.tokens) for sample in samples)),
             **generated.metrics,
             **published,
             **timer.metrics(),
         }
-        yield RLStep(step, generated.samples, metrics)
+        yield RLStep(step, samples, metrics)
 
 
-def _with_old(batch: TrainBatch, backend: TrainingBackend, temperature: float) -> TrainBatch:
-    return replace(batch, old_logprobs_BT=backend.logprobs(batch, temperature).result())
+def _with_old(
+    examples: Sequence[Example], cuts: Cuts, backend: TrainingBackend, config: RLTrainingConfig
+) -> list[Example]:
+    logprobs, values = scores_of(examples, cuts, lambda batch: backend.score(batch).result())
+    if config.recompute_old and config.minibatches > 1:
+        examples = with_streams(examples, "old_logprobs", logprobs)
+    return list(examples) if values is None else with_streams(examples, "old_values", values)
 
 
-def _update(backend: TrainingBackend, batch: TrainBatch) -> tuple[Metrics, Metrics]:
-    losses = backend.forward_backward(batch)
+def _with_advantages(
+    examples: Sequence[Example], samples: Sequence[Sample], rewards: Sequence[float], config: RLTrainingConfig
+) -> list[Example]:
+    penalties = [np.zeros(len(example.streams["rollout_logprobs"])) for example in examples]
+    if config.kl_in_reward:
+        penalties = [
+            -config.kl_in_reward * (e.streams["rollout_logprobs"] - e.streams["reference_logprobs"]) for e in examples
+        ]
+    values = [example.streams["old_values"] for example in examples] if config.recipe.critic else None
+    found = config.recipe.advantages(Outcome(samples, rewards, penalties, values))
+    with_advantages = with_streams(examples, "advantages", found.advantages)
+    return with_advantages if found.returns is None else with_streams(with_advantages, "returns", found.returns)
+
+
+def _update(
+    backend: TrainingBackend, examples: Sequence[Example], passes: Sequence[Sequence[int]], config: RLTrainingConfig
+) -> tuple[Metrics, Metrics]:
+    """One optimizer step over a minibatch, however many passes it takes."""
+    minibatch = [examples[index] for indices in passes for index in indices]
+    normalizer = normalizer_of(minibatch, config.recipe.aggregation, config.max_new_tokens)
+    futures = [
+        backend.forward_backward(pack_batch([examples[index] for index in indices], normalizer)) for indices in passes
+    ]
     optimizer = backend.optim_step()
-    return losses.result(), optimizer.result()
+    return combined([future.result() for future in futures]), optimizer.result()
 
 
-@torch.no_grad()
-def _with_reference(batch: TrainBatch, reference: nn.Module, temperature: float) -> TrainBatch:
-    device = next(reference.parameters()).device
-    moved = batch.to(device)
-    logits_BTV = reference(input_ids=moved.tokens_BT, attention_mask=moved.attention_mask_BT, use_cache=False).logits
-    return replace(batch, reference_logprobs_BT=token_logprobs(logits_BTV, moved.tokens_BT, temperature).cpu())
+def _reward(sample: Sample) -> float:
+    assert sample.reward is not None, "samples are scored before advantages are computed"
+    return sample.reward

@@ -1,20 +1,26 @@
-"""Learning-rate schedules: linear warm-up, then cosine, linear or no decay, to zero."""
+"""Learning-rate schedules: linear warm-up, then cosine, linear, stable-then-decay or no decay, to zero.
+
+Decision: a schedule is a function of the step alone, so there is no scheduler whose state could be lost.
+"""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
-
-Schedule = Literal["cosine", "linear", "constant"]
-
-
-def create_scheduler(optimizer: torch.optim.Optimizer, kind: Schedule, warmup_steps: int, num_steps: int) -> LambdaLR:
-    return LambdaLR(optimizer, lambda step: rate(kind, step, warmup_steps, num_steps))
+Schedule = Literal["cosine", "linear", "constant", "stable_then_decay"]
+Rate = Callable[[int], float]
+"""The factor on the peak learning rate at optimizer step `step`, counted from 0."""
+DECAY_SHARE = 0.2
+"""The share of all steps over which stable_then_decay falls, in a straight line (arXiv 2404.06395, section 4)."""
 
 
-def create_warmup_cosine_scheduler(optimizer: torch.optim.Optimizer, warmup_steps: int, num_steps: int) -> LambdaLR:
-    return create_scheduler(optimizer, "cosine", warmup_steps, num_steps)
+def create_scheduler(kind: Schedule, warmup_steps: int, num_steps: int) -> Rate:
+    return partial(rate, kind, warmup_steps=warmup_steps, num_steps=num_steps)
+
+
+def create_warmup_cosine_scheduler(warmup_steps: int, num_steps: int) -> Rate:
+    return create_scheduler("cosine", warmup_steps, num_steps)
 
 
 def rate(kind: Schedule, step: int, warmup_steps: int, num_steps: int) -> float:
@@ -23,5 +29,8 @@ def rate(kind: Schedule, step: int, warmup_steps: int, num_steps: int) -> float:
         return (step + 1) / (warmup_steps + 1)
     if kind == "constant":
         return 1.0
-    left = max(0.0, 1 - (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    return left if kind == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+    falling = num_steps - warmup_steps
+    if kind == "stable_then_decay":
+        falling = min(falling, max(1, round(DECAY_SHARE * num_steps)))
+    left = min(1.0, max(0.0, (num_steps - step) / max(1, falling)))
+    return 0.5 * (1 - math.cos(math.pi * left)) if kind == "cosine" else left

@@ -7,19 +7,20 @@ needs the step number alone; the loss is a mean over all learnt tokens of an opt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rollouts_core.data.batching import batch_indices, padding_fraction
-from rollouts_core.data.collate import collate_batch, learnt_tokens
+from rollouts_core.data.batching import batch_indices
+from rollouts_core.data.collate import learnt_tokens, pack_batch
+from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
 from rollouts_core.observe.timing import PhaseTimer
-from rollouts_core.training.backend import Metrics, TrainingBackend
+from rollouts_core.training.backend import Metrics, TrainingBackend, combined
 
 
 @dataclass(frozen=True)
 class SFTTrainingConfig:
     num_steps: int
     batch_size: int
-    gradient_accumulation: int
     seed: int
+    tokens_per_pass: int = 16384
 
 
 @dataclass(frozen=True)
@@ -32,32 +33,33 @@ class SFTStep:
 def run_sft_training(
     backend: TrainingBackend, samples: Sequence[Example], config: SFTTrainingConfig, start: int = 0
 ) -> Iterator[SFTStep]:
-    """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on."""
-    lengths = tuple(len(sample.tokens) for sample in samples)
+    """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on.
+
+    Raises `NonFiniteGradient` as the backend does.
+    """
     for step in range(start + 1, config.num_steps + 1):
         timer = PhaseTimer()
         with timer.phase("data"):
-            batch = [samples[index] for index in batch_indices(lengths, config.batch_size, config.seed, step - 1)]
+            indices = batch_indices(len(samples), config.batch_size, config.seed, step - 1)
+            batch = [samples[index] for index in indices]
+            passes = best_fit([len(sample.tokens) for sample in batch], config.tokens_per_pass)
+            normalizer = float(max(1, learnt_tokens(batch)))
         with timer.phase("forward_backward"):
-            summed = _accumulate(backend, batch, config.gradient_accumulation)
+            futures = [
+                backend.forward_backward(pack_batch([batch[index] for index in chosen], normalizer))
+                for chosen in passes
+            ]
+            summed = combined([future.result() for future in futures])
         with timer.phase("optim"):
             optimizer_metrics = backend.optim_step().result()
-        metrics = {
-            "loss": summed["loss_sum"] / max(1.0, summed["tokens_sum"]),
-            **optimizer_metrics,
-            "num_tokens": summed["tokens_sum"],
-            "epoch": step * config.batch_size / len(samples),
-            "padding_fraction": padding_fraction([len(sample.tokens) for sample in batch]),
-            **timer.metrics(),
-        }
-        yield SFTStep(step, metrics)
-
-
-def _accumulate(backend: TrainingBackend, batch: Sequence[Example], passes: int) -> Metrics:
-    """Forward and backward over a step's batch in `passes` parts; metrics summed."""
-    normalizer = float(max(1, learnt_tokens(batch)))
-    size = -(-len(batch) // passes)
-    parts = [batch[begin : begin + size] for begin in range(0, len(batch), size)]
-    futures = [backend.forward_backward(collate_batch(part, normalizer)) for part in parts]
-    results = [future.result() for future in futures]
-    return {name: sum(result[name] for result in results) for name in results[0]}
+        yield SFTStep(
+            step,
+            {
+                "loss": summed["loss_sum"] / max(1.0, summed["tokens_sum"]),
+                **optimizer_metrics,
+                "num_tokens": summed["tokens_sum"],
+                "epoch": step * config.batch_size / len(samples),
+                "passes": float(len(passes)),
+                **timer.metrics(),
+            },
+        )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
+from rollouts_core import algorithms
 from rollouts_core import config as config_module
 from rollouts_core.config_files import from_data
 from rollouts_core.parts import identity_fields
@@ -20,10 +21,12 @@ PLACES = {
     "PipelineConfig": "", "ScratchModel": "model", "PretrainedModel": "model", "DataConfig": "data",
     "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
-    "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts",
+    "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
+    **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
 }  # fmt: skip
 """Where in the config a part stands."""
 
+CLIPPED = ("GRPO", "DrGRPO", "DAPO", "GSPO", "ReinforcePlusPlus", "MaxRL", "PPO", "CustomAlgorithm")
 CHANGES: dict[str, Any] = {
     "PipelineConfig.name": "other", "PipelineConfig.seed": 5,
     "ScratchModel.architecture": "llama", "ScratchModel.hidden_size": 64, "ScratchModel.layers": 2,
@@ -33,7 +36,7 @@ CHANGES: dict[str, Any] = {
     "DataConfig.max_length": 16,
     "HubDataset.config": "other", "HubDataset.split": "train[:5]", "HubDataset.revision": "v2",
     "HubDataset.messages_column": "turns", "HubDataset.answer_column": "solution",
-    "SFTConfig.steps": 100, "SFTConfig.batch_size": 4, "SFTConfig.gradient_accumulation": 2,
+    "SFTConfig.steps": 100, "SFTConfig.batch_size": 4, "SFTConfig.tokens_per_pass": 200, "SFTConfig.optimizer": "muon",
     "SFTConfig.learning_rate": 0.5, "SFTConfig.warmup_steps": 3, "SFTConfig.schedule": "linear",
     "SFTConfig.weight_decay": 0.5, "SFTConfig.max_grad_norm": 0.5, "SFTConfig.log_every": 3,
     "SFTConfig.checkpoint_every": 3,
@@ -41,9 +44,14 @@ CHANGES: dict[str, Any] = {
     "RLConfig.n_samples_per_prompt": 2, "RLConfig.minibatches": 2, "RLConfig.learning_rate": 0.5,
     "RLConfig.warmup_steps": 3, "RLConfig.weight_decay": 0.5, "RLConfig.max_grad_norm": 0.5,
     "RLConfig.temperature": 0.5, "RLConfig.max_new_tokens": 2, "RLConfig.reward": "contains_answer",
-    "RLConfig.clip_low": 0.1, "RLConfig.clip_high": 0.1, "RLConfig.normalize_std": False,
-    "RLConfig.aggregation": "sequence", "RLConfig.kl_coef": 0.5, "RLConfig.log_samples": 1,
-    "RLConfig.checkpoint_every": 3,
+    "RLConfig.kl_coef": 0.5, "RLConfig.kl_as": "reward", "RLConfig.kl_estimator": "k2", "RLConfig.entropy_coef": 0.1,
+    "RLConfig.tokens_per_pass": 200, "RLConfig.optimizer": "muon", "RLConfig.log_samples": 1,
+    "RLConfig.checkpoint_every": 3, "BackendConfig.activation_checkpointing": True,
+    "GRPO.normalize_std": False, "GRPO.aggregation": "sequence", "DAPO.overlong_tokens": 2,
+    "CISPO.weight_low": 0.5, "CISPO.weight_high": 2.0, "ReinforcePlusPlus.group_baseline": True,
+    "PPO.gamma": 0.9, "PPO.lam": 0.5, "PPO.value_coef": 0.5, "PPO.value_clip": 0.5,
+    "CustomAlgorithm.aggregation": "sequence", "CustomAlgorithm.function": "rollouts_core.rollout.filters:load_filter",
+    **{f"{part}.{end}": 0.1 for part in CLIPPED for end in ("clip_low", "clip_high")},
     "RolloutsConfig.generation": "overlapped", "RolloutsConfig.max_staleness": 2,
     "RolloutsConfig.over_sampling_factor": 1.5, "RolloutsConfig.filters": ["check_any_success"],
     "RolloutsConfig.correction": "mask", "RolloutsConfig.ratio_low": 0.25, "RolloutsConfig.ratio_high": 4.0,
@@ -70,8 +78,9 @@ NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
 
 def parts() -> list[Any]:
-    found = [value for value in vars(config_module).values() if hasattr(value, "__pydantic_fields__")]
-    return [value for value in found if value.__module__ == config_module.__name__]
+    modules = (config_module, algorithms)
+    named = [value for module in modules for value in vars(module).values() if hasattr(value, "__pydantic_fields__")]
+    return list(dict.fromkeys(value for value in named if value.__module__ in {module.__name__ for module in modules}))
 
 
 def own_fields() -> list[tuple[str, bool]]:
@@ -106,6 +115,10 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["machine"] = {"kind": "ssh"}
         if part == "EngineConfig":
             data["engine"] = {"kind": "sglang"}
+        if PLACES[part] == "rl.algorithm":
+            data["rl"]["algorithm"] = {"kind": getattr(algorithms, part).kind}
+        if part == "CustomAlgorithm":
+            data["rl"]["algorithm"]["function"] = "rollouts_core.rollout.filters:identify_filter"
         if part == "RolloutsConfig":
             data["rl"]["rollouts"] = {"generation": "partial", "max_staleness": 1}
         return data

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts_core import algorithms
 from rollouts_core import config as config_module
 from rollouts_core.config import PipelineConfig, RLConfig, ScratchModel, SFTConfig
 from rollouts_core.config_files import from_data, load_config, save_config, to_data
 from rollouts_core.errors import BadInput
 from rollouts_core.parts import identity_fields
+from tests.rollouts_core.references import ALGORITHMS
 
 OPERATIONAL = {
     "Jsonl": {"path", "sha256"},
@@ -18,6 +20,7 @@ OPERATIONAL = {
     "PretrainedModel": {"name", "revision"},
     "SFTConfig": {"log_every", "checkpoint_every"},
     "RLConfig": {"steps", "steps_per_segment", "log_samples", "checkpoint_every"},
+    "BackendConfig": {"activation_checkpointing"},
     "RolloutsConfig": {
         "max_concurrent_samples",
         "sample_seconds",
@@ -61,11 +64,11 @@ def test_round_trip_keeps_nested_parts(pipeline_config: PipelineConfig, tmp_path
 @given(
     seed=st.integers(0, 2**31 - 1),
     rate=st.floats(1e-9, 1.0),
-    aggregation=st.sampled_from(["token", "sequence"]),
+    algorithm=st.sampled_from(list(ALGORITHMS.values())),
     heads=st.sampled_from([1, 2, 4]),
     rl=st.booleans(),
 )
-def test_data_round_trip(seed: int, rate: float, aggregation: Any, heads: int, rl: bool) -> None:
+def test_data_round_trip(seed: int, rate: float, algorithm: Any, heads: int, rl: bool) -> None:
     config = PipelineConfig(
         name="any",
         seed=seed,
@@ -74,7 +77,7 @@ def test_data_round_trip(seed: int, rate: float, aggregation: Any, heads: int, r
             demonstrations=config_module.Jsonl(path=Path("d")), prompts=config_module.Jsonl(path=Path("p"))
         ),
         sft=SFTConfig(learning_rate=rate),
-        rl=RLConfig(aggregation=aggregation) if rl else None,
+        rl=RLConfig(algorithm=algorithm) if rl else None,
     )
     assert from_data(to_data(config)) == config
 
@@ -89,10 +92,23 @@ def test_python_file_and_overrides() -> None:
         load_config(Path("configs/arithmetic.py"), ["sft=null"])
 
 
+def test_another_kind_on_the_command_line_drops_the_fields_of_the_old_one() -> None:
+    changes = ["rl.algorithm.clip_high=0.5", "rl.algorithm.kind=gspo", "rl.algorithm.clip_low=0.001"]
+    config = load_config(Path("configs/arithmetic.py"), changes)
+    assert config.rl is not None
+    assert config.rl.algorithm == algorithms.GSPO(clip_low=0.001)
+
+
+def test_a_group_of_one_is_refused_by_algorithms_that_compare() -> None:
+    with pytest.raises(BadInput, match="n_samples_per_prompt 1: grpo compares the answers of a group"):
+        load_config(Path("configs/arithmetic.py"), ["rl.n_samples_per_prompt=1"])
+    load_config(Path("configs/arithmetic.py"), ["rl.n_samples_per_prompt=1", "rl.algorithm.kind=ppo"])
+
+
 def test_json_problems_are_listed_together(small_config: dict[str, Any]) -> None:
     small_config["sft"] |= {"stepz": 3, "learning_rate": "fast"}
     small_config["model"] |= {"heads": 3}
-    small_config["rl"] |= {"n_samples_per_prompt": 1, "max_new_tokens": 12}
+    small_config["rl"] |= {"n_samples_per_prompt": 0, "max_new_tokens": 12}
     small_config["surprise"] = 1
     with pytest.raises(BadInput) as caught:
         from_data(small_config)
@@ -159,8 +175,10 @@ def test_configs_are_frozen(pipeline_config: PipelineConfig) -> None:
 
 def test_every_field_is_described_and_on_its_side() -> None:
     """Adding a field means saying here whether it can change a result."""
-    parts = [value for value in vars(config_module).values() if isinstance(value, type) and _is_part(value)]
-    assert len(parts) == 14
+    modules = (config_module, algorithms)
+    values = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    parts = [value for value in values if _is_part(value)]
+    assert len(parts) == 25
     for part in parts:
         names = {field.name for field in fields(part)}
         assert names - set(identity_fields(part)) == OPERATIONAL.get(part.__name__, set()), part.__name__
@@ -169,7 +187,8 @@ def test_every_field_is_described_and_on_its_side() -> None:
 
 
 def _is_part(value: type) -> bool:
-    return value.__module__ == config_module.__name__ and hasattr(value, "__pydantic_fields__")
+    own = (config_module.__name__, algorithms.__name__)
+    return value.__module__ in own and hasattr(value, "__pydantic_fields__")
 
 
 def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() -> None:

@@ -22,7 +22,6 @@ from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport
 from rollouts_core.inference.vllm import VLLMEngine
-from rollouts_core.training.losses import token_logprobs
 from tests.rollouts_core.models import VOCABULARY, character_tokenizer, tiny_model
 from tests.servers import RunningServers, running_servers
 
@@ -66,7 +65,8 @@ def log_probs_by(model: Any, prompt: tuple[int, ...], tokens: tuple[int, ...], t
     """As the trainer computes them."""
     sequence = torch.tensor([[*prompt, *tokens]])
     with torch.no_grad():
-        return token_logprobs(model(sequence).logits, sequence, temperature or 1.0)[0, len(prompt) :]
+        logp = torch.log_softmax(model(sequence).logits[0, :-1].float() / (temperature or 1.0), -1)
+        return logp.gather(1, sequence[0, 1:, None])[len(prompt) - 1 :, 0]
 
 
 @dataclass(frozen=True)

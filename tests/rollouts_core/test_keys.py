@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts_core.algorithms import GRPO
 from rollouts_core.config import Jsonl, RLConfig, SFTConfig
 from rollouts_core.store.keys import canonical, canonical_json, key_of
 
@@ -38,7 +39,7 @@ def test_identity_fields_change_keys_and_operational_ones_do_not() -> None:
     sft = SFTConfig(learning_rate=1e-3)
     assert key_of(replace(sft, log_every=77, checkpoint_every=5)) == key_of(sft)
     assert key_of(replace(sft, learning_rate=2e-3)) != key_of(sft)
-    assert key_of(replace(RLConfig(), clip_high=0.28)) != key_of(RLConfig())
+    assert key_of(replace(RLConfig(), algorithm=GRPO(clip_high=0.28))) != key_of(RLConfig())
 
 
 def test_a_file_enters_by_content_not_by_path() -> None:

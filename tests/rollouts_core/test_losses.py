@@ -1,186 +1,205 @@
-"""Losses against sums written out in float64, token by token."""
+"""Losses and advantages against sums written out in float64, and against TRL's own."""
 
 import math
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts_core.training.advantages import compute_advantages
-from rollouts_core.training.backend import TrainBatch
-from rollouts_core.training.losses import (
-    create_cross_entropy_loss,
-    create_grpo_loss,
-    grpo_loss,
-    importance_weights,
-    kl_k3,
-    token_logprobs,
+from rollouts_core import algorithms as named
+from rollouts_core.errors import BadInput
+from rollouts_core.training.advantages import (
+    batch_normalized,
+    compute_advantages,
+    generalized_advantages,
+    leave_one_out_advantages,
+    maxrl_advantages,
+    overlong_penalty,
+)
+from rollouts_core.training.algorithms import Outcome, recipe_of
+from rollouts_core.training.backend import TokenScores, TrainBatch
+from rollouts_core.training.losses import dpo_loss, importance_weights, kl_divergence, ppo_loss, value_loss
+from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_rl_loss
+from rollouts_core.types import Prompt, Sample, Status
+from tests.rollouts_core.references import (
+    ALGORITHMS,
+    ENTROPY,
+    KL,
+    LONGEST,
+    TRL,
+    differences,
+    make_case,
+    ours,
+    train_batch,
+    trl_loss,
+    written_out,
 )
 
-B, T, V = 5, 7, 11
+rewards_of_groups = st.lists(st.tuples(st.floats(0, 10), st.integers(0, 3)), min_size=1, max_size=16)
 
 
-@pytest.fixture
-def case() -> dict[str, torch.Tensor]:
-    random = torch.Generator().manual_seed(0)
-    mask = (torch.rand(B, T, generator=random) < 0.6).long()
-    mask[:, 0], mask[0], mask[0, 3:5] = 0, 0, 1
-    mask[1] = 0
-    old = -torch.rand(B, T, generator=random) * 3
-    return {
-        "logprobs_BT": (old + 0.4 * torch.randn(B, T, generator=random)).requires_grad_(),
-        "old_logprobs_BT": old,
-        "advantages_BT": torch.randn(B, 1, generator=random).expand(B, T),
-        "loss_mask_BT": mask,
-        "reference_logprobs_BT": old + 0.3 * torch.randn(B, T, generator=random),
-    }
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_losses_and_gradients_are_those_of_the_references(name: str) -> None:
+    found = differences(name)
+    assert found.pop("central differences", 0.0) < 1e-8
+    assert max(found.values()) < 1e-14
 
 
-def written_out(case: dict[str, torch.Tensor], aggregation: str, low: float, high: float, kl: float) -> float:
-    """The same objective with Python floats."""
-    values: dict[str, Any] = {name: tensor.double().tolist() for name, tensor in case.items()}
-    sequences, tokens = [], 0
-    for b in range(B):
-        losses = []
-        for t in range(T):
-            if not values["loss_mask_BT"][b][t]:
-                continue
-            logprob, advantage = values["logprobs_BT"][b][t], values["advantages_BT"][b][t]
-            ratio = math.exp(logprob - values["old_logprobs_BT"][b][t])
-            clipped = min(max(ratio, 1 - low), 1 + high)
-            d = values["reference_logprobs_BT"][b][t] - logprob
-            losses.append(-min(ratio * advantage, clipped * advantage) + kl * (math.exp(d) - 1 - d))
-        tokens += len(losses)
-        sequences.append(losses)
-    if aggregation == "token":
-        return sum(map(sum, sequences)) / tokens
-    return sum(sum(losses) / len(losses) for losses in sequences if losses) / B
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_kl_and_entropy_terms_are_aggregated_with_the_loss(name: str) -> None:
+    case = make_case(1)
+    value, _ = ours(name, case, kl_coef=KL, entropy_coef=ENTROPY)
+    assert value == pytest.approx(written_out(name, case, KL, ENTROPY), abs=1e-14)
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.0, 0.0)])
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_grpo_loss(
-    case: dict[str, torch.Tensor], aggregation: Literal["token", "sequence"], low: float, high: float, kl: float
-) -> None:
-    loss = grpo_loss(
-        **case,
-        normalizer=float(case["loss_mask_BT"].sum()) if aggregation == "token" else float(B),
-        aggregation=aggregation,
-        clip_low=low,
-        clip_high=high,
-        kl_coef=kl,
+@pytest.mark.parametrize("name", list(TRL))
+def test_the_kl_term_is_trls(name: str) -> None:
+    case = make_case(2)
+    value, gradient = ours(name, case, kl_coef=KL)
+    other, other_gradient = trl_loss(name, case, KL)
+    assert value == pytest.approx(other, abs=1e-14)
+    torch.testing.assert_close(gradient, other_gradient, atol=1e-14, rtol=0)
+
+
+def test_the_entropy_bonus_is_trls_where_the_loss_is_a_mean_of_tokens() -> None:
+    case = make_case(3)
+    assert ours("dapo", case, entropy_coef=ENTROPY)[0] == pytest.approx(
+        trl_loss("dapo", case, 0.0, ENTROPY)[0], abs=1e-14
     )
-    assert loss.item() == pytest.approx(written_out(case, aggregation, low, high, kl), rel=1e-5, abs=1e-6)
 
 
-def test_on_policy_gradient_is_that_of_reinforce(case: dict[str, torch.Tensor]) -> None:
-    """With equal policies the ratio is 1, and d loss / d logprob = -A mask / tokens."""
-    logprobs = case["old_logprobs_BT"].clone().requires_grad_()
-    tokens = float(case["loss_mask_BT"].sum())
-    grpo_loss(
-        logprobs, case["old_logprobs_BT"], case["advantages_BT"], case["loss_mask_BT"], normalizer=tokens
-    ).backward()
-    assert logprobs.grad is not None
-    torch.testing.assert_close(logprobs.grad, -case["advantages_BT"] * case["loss_mask_BT"] / tokens)
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_on_policy_gradient_is_that_of_reinforce(name: str) -> None:
+    """With equal policies the ratio is 1, and d loss / d logprob = -A / divisor."""
+    case = make_case()
+    case = replace(case, logprobs_M=case.old_M)
+    _, gradient = ours(name, case)
+    recipe = recipe_of(ALGORITHMS[name], LONGEST)
+    divisor = train_batch(case, recipe).normalizer
+    sizes = torch.tensor([case.lengths[s] for s in case.sequence_M.tolist()]) if recipe.aggregation == "sequence" else 1
+    torch.testing.assert_close(gradient, -case.advantages_M / divisor / sizes)
 
 
-def test_k3_is_never_negative_and_zero_for_equal_policies() -> None:
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_cutting_a_batch_changes_no_gradient(name: str) -> None:
+    case = make_case()
+    recipe = recipe_of(ALGORITHMS[name], LONGEST)
+    whole, (_, expected) = train_batch(case, recipe), ours(name, case)
+    parts = []
+    for begin, end in ((0, 3), (3, 4), (4, 6)):
+        tokens = slice(sum(case.lengths[:begin]), sum(case.lengths[:end]))
+        cut = type(case)(case.lengths[begin:end], *(value[tokens].clone() for value in list(vars(case).values())[1:]))
+        logprobs = cut.logprobs_M.requires_grad_()
+        scores = TokenScores(logprobs, cut.entropy_M)
+        create_rl_loss(recipe, Extras())(scores, train_batch(cut, recipe, whole.normalizer))[0].backward()
+        parts.append(logprobs.grad)
+    torch.testing.assert_close(torch.cat(parts), expected, atol=1e-16, rtol=1e-12)
+
+
+def test_dual_clip_bounds_the_loss_of_bad_answers() -> None:
+    ratio, advantages = torch.tensor([10.0, 10.0, 0.1]), torch.tensor([-1.0, 1.0, -1.0])
+    losses = ppo_loss(ratio.log(), torch.zeros(3), advantages, dual_clip=3.0)
+    torch.testing.assert_close(losses, torch.tensor([3.0, -1.2, 0.8]))
+
+
+def test_kl_estimators_have_the_values_and_gradients_that_their_docstring_says() -> None:
+    """Exact expectations over a small distribution, with gradients by the policy's logits."""
+    torch.manual_seed(0)
+    logits = torch.randn(6, dtype=torch.double, requires_grad=True)
+    reference = torch.log_softmax(torch.randn(6, dtype=torch.double), -1)
+    p = torch.log_softmax(logits, -1)
+    exact = (p.exp() * (p - reference)).sum()
+    reverse = (reference.exp() * (reference - p)).sum()
+    wanted, wanted_reverse = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (exact, reverse))
+    for kind in ("k1", "k2", "k3"):
+        per_token = kl_divergence(p, reference, kind)  # type: ignore[arg-type]
+        if kind != "k2":
+            torch.testing.assert_close((p.exp() * per_token).sum(), exact)
+        (gradient,) = torch.autograd.grad((p.exp().detach() * per_token).sum(), logits, retain_graph=True)
+        expected = {"k1": torch.zeros(6, dtype=torch.double), "k2": wanted, "k3": wanted_reverse}[kind]
+        torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-9)
+
+
+def test_k3_is_never_negative() -> None:
     one, other = torch.randn(100), torch.randn(100)
-    assert (kl_k3(one, other) >= 0).all()
-    assert kl_k3(one, one).abs().max() == 0
-
-
-def batch(normalizer: float | None = None) -> tuple[torch.Tensor, TrainBatch]:
-    random = torch.Generator().manual_seed(1)
-    logits = torch.randn(B, T, V, generator=random)
-    tokens = torch.randint(V, (B, T), generator=random)
-    mask = (torch.rand(B, T, generator=random) < 0.5).long()
-    mask[:, 0] = 0
-    return logits, TrainBatch(tokens, mask, torch.ones(B, T), normalizer or float(mask.sum()))
+    assert (kl_divergence(one, other, "k3") >= 0).all()
 
 
 def test_cross_entropy_is_that_of_transformers() -> None:
     from transformers.loss.loss_utils import ForCausalLMLoss
 
-    logits, train = batch()
-    labels = train.tokens_BT.masked_fill(train.loss_mask_BT == 0, -100)
-    loss, metrics = create_cross_entropy_loss()(logits, train)
-    torch.testing.assert_close(loss, ForCausalLMLoss(logits, labels, vocab_size=V))
+    torch.manual_seed(1)
+    logits, tokens, mask = torch.randn(5, 7, 11), torch.randint(11, (5, 7)), torch.rand(5, 7) < 0.5
+    mask[:, 0] = False
+    logp = torch.log_softmax(logits[:, :-1], -1).gather(2, tokens[:, 1:, None])[..., 0][mask[:, 1:]]
+    nothing = torch.zeros(len(logp), dtype=torch.long)
+    train = TrainBatch(nothing, nothing, (), nothing, nothing, nothing, 5, float(len(logp)))
+    loss, metrics = create_cross_entropy_loss()(TokenScores(logp, logp), train)
+    torch.testing.assert_close(loss, ForCausalLMLoss(logits, tokens.masked_fill(~mask, -100), vocab_size=11))
     assert metrics["loss_sum"] == pytest.approx(loss.item() * metrics["tokens_sum"], rel=1e-6)
 
 
-def test_token_logprobs_are_shifted_and_scaled() -> None:
-    logits, train = batch()
-    logprobs = token_logprobs(logits, train.tokens_BT, temperature=0.5)
-    expected = torch.log_softmax(logits.double() / 0.5, -1)
-    assert (logprobs[:, 0] == 0).all()
-    for b in range(B):
-        for t in range(1, T):
-            assert logprobs[b, t].item() == pytest.approx(expected[b, t - 1, train.tokens_BT[b, t]].item(), abs=1e-5)
-
-
-def test_grpo_metrics_match_a_direct_count() -> None:
-    logits, train = batch()
-    logprobs = token_logprobs(logits, train.tokens_BT)
-    random = torch.Generator().manual_seed(2)
-    rollout = logprobs + 0.5 * torch.randn(B, T, generator=random)
-    advantages = torch.randn(B, 1, generator=random).expand(B, T)
-    loss_of = create_grpo_loss(aggregation="token", clip_low=0.2, clip_high=0.2, kl_coef=0.0, temperature=1.0)
-    _, metrics = loss_of(logits, replace(train, advantages_BT=advantages, rollout_logprobs_BT=rollout))
-    chosen = train.loss_mask_BT.bool()
-    difference = (logprobs - rollout)[chosen].double()
-    assert metrics["logp_difference_sum"] == pytest.approx(difference.abs().sum().item(), rel=1e-5)
-    assert metrics["logp_difference_max"] == pytest.approx(difference.abs().max().item(), rel=1e-5)
-    outside = (difference.exp() > 1.2) & (advantages[chosen] > 0)
-    assert metrics["clip_high_sum"] == outside.sum().item()
-    assert outside.any()
-    probs = torch.softmax(logits[:, :-1][train.loss_mask_BT[:, 1:].bool()].double(), -1)
-    assert metrics["entropy_sum"] == pytest.approx(-(probs * probs.log()).sum().item(), rel=1e-5)
+def test_metrics_match_a_direct_count() -> None:
+    case = make_case(2)
+    recipe = recipe_of(named.GRPO(), LONGEST)
+    _, metrics = create_rl_loss(recipe, Extras())(
+        TokenScores(case.logprobs_M, case.entropy_M), train_batch(case, recipe)
+    )
+    difference = case.logprobs_M - case.old_M
+    assert metrics["logp_difference_sum"] == pytest.approx(difference.abs().sum().item())
+    assert metrics["logp_difference_max"] == difference.abs().max().item()
+    assert metrics["entropy_sum"] == pytest.approx(case.entropy_M.sum().item())
+    outside = (difference.exp() > 1.2) & (case.advantages_M > 0)
+    assert metrics["clip_high_sum"] == outside.sum().item() > 0
 
 
 @pytest.mark.parametrize("kind", ["truncate", "mask"])
 def test_importance_weights_match_a_direct_count(kind: Literal["truncate", "mask"]) -> None:
-    random = torch.Generator().manual_seed(3)
-    old, rollout = (torch.randn(B, T, generator=random, dtype=torch.double) for _ in range(2))
-    weights = importance_weights(old, rollout, kind, 0.5, 2.0)
+    case = make_case(3)
+    weights = importance_weights(case.logprobs_M, case.old_M, kind, 0.8, 1.2)
     assert weights is not None
-    for b in range(B):
-        for t in range(T):
-            ratio = math.exp(old[b, t].item() - rollout[b, t].item())
-            expected = min(ratio, 2.0) if kind == "truncate" else ratio * (0.5 <= ratio <= 2.0)
-            assert weights[b, t].item() == pytest.approx(expected, rel=1e-12)
-    assert importance_weights(old, rollout, "none", 0.5, 2.0) is None
+    for weight, own, engine in zip(weights, case.logprobs_M, case.old_M, strict=True):
+        ratio = math.exp(own - engine)
+        expected = min(ratio, 1.2) if kind == "truncate" else ratio * (0.8 <= ratio <= 1.2)
+        assert weight.item() == pytest.approx(expected, rel=1e-12)
+    assert importance_weights(case.logprobs_M, case.old_M, "none", 0.5, 2.0) is None
 
 
 def test_a_corrected_loss_is_the_clipped_one_weighted_token_by_token() -> None:
     """AReaL's decoupled objective: the ratio is to the trainer's own old policy, the weight is old over behaviour."""
-    logits, train = batch()
-    current = token_logprobs(logits, train.tokens_BT)
+    case = make_case(4)
     random = torch.Generator().manual_seed(4)
-    old = current + 0.3 * torch.randn(B, T, generator=random)
-    rollout = old + 0.8 * torch.randn(B, T, generator=random)
-    advantages = torch.randn(B, 1, generator=random).expand(B, T)
-    loss_of = create_grpo_loss(
-        aggregation="token", clip_low=0.2, clip_high=0.2, kl_coef=0.0, temperature=1.0, correction="truncate",
-        ratio_high=1.5,
-    )  # fmt: skip
-    streams = {"advantages_BT": advantages, "rollout_logprobs_BT": rollout, "old_logprobs_BT": old}
-    loss, metrics = loss_of(logits, replace(train, **streams))
+    rollout = case.old_M + 0.8 * torch.randn(len(case.old_M), generator=random, dtype=torch.double)
+    recipe = recipe_of(named.GRPO(), LONGEST)
+    train = replace(train_batch(case, recipe), rollout_logprobs_M=rollout, old_logprobs_M=case.old_M)
+    extras = Extras(correction="truncate", ratio_high=1.5)
+    loss, metrics = create_rl_loss(recipe, extras)(TokenScores(case.logprobs_M, case.entropy_M), train)
     total, cut = 0.0, 0
-    for b in range(B):
-        for t in range(T):
-            if train.loss_mask_BT[b, t]:
-                weight = math.exp(float(old[b, t] - rollout[b, t]))
-                ratio, advantage = math.exp(float(current[b, t] - old[b, t])), float(advantages[b, t])
-                clipped = min(max(ratio, 0.8), 1.2)
-                total -= min(weight, 1.5) * min(ratio * advantage, clipped * advantage)
-                cut += weight > 1.5
-    assert loss.item() == pytest.approx(total / train.normalizer, rel=1e-5)
+    for own, old, engine, advantage in zip(
+        case.logprobs_M, case.old_M, rollout, case.advantages_M.tolist(), strict=True
+    ):
+        weight, ratio = math.exp(old - engine), math.exp(own - old)
+        total -= min(weight, 1.5) * min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+        cut += weight > 1.5
+    assert loss.item() == pytest.approx(total / train.normalizer, rel=1e-12)
     assert metrics["corrected_sum"] == cut > 0
+
+
+def test_value_loss_takes_the_larger_error() -> None:
+    values, old, returns = torch.tensor([1.0, 0.1, -3.0]), torch.zeros(3), torch.tensor([1.0, 1.0, 0.5])
+    torch.testing.assert_close(value_loss(values, old, returns, 0.2), torch.tensor([0.32, 0.405, 6.125]))
+    torch.testing.assert_close(value_loss(values, old, returns, None), torch.tensor([0.0, 0.405, 6.125]))
+
+
+def test_dpo_loss_is_the_paper_s() -> None:
+    numbers = torch.randn(4, 6, dtype=torch.double)
+    for chosen, rejected, ref_chosen, ref_rejected, loss in zip(*numbers, dpo_loss(*numbers, beta=0.3), strict=True):
+        margin = 0.3 * ((chosen - ref_chosen) - (rejected - ref_rejected)).item()
+        assert loss.item() == pytest.approx(-math.log(1 / (1 + math.exp(-margin))), rel=1e-12)
 
 
 @settings(max_examples=50)
@@ -195,5 +214,104 @@ def test_advantages_of_a_group(rewards: list[float], normalize: bool) -> None:
     assert advantages[-1] == 0
 
 
-def test_equal_rewards_give_no_advantage() -> None:
-    assert compute_advantages([1.0] * 4, [0] * 4) == [0.0] * 4
+@settings(max_examples=50)
+@given(rewards_of_groups)
+def test_leave_one_out_is_the_mean_of_the_others(pairs: list[tuple[float, int]]) -> None:
+    rewards, groups = [reward for reward, _ in pairs], [group for _, group in pairs]
+    for index, advantage in enumerate(leave_one_out_advantages(rewards, groups)):
+        others = [r for i, (r, g) in enumerate(pairs) if g == groups[index] and i != index]
+        expected = rewards[index] - sum(others) / len(others) if others else 0.0
+        assert advantage == pytest.approx(expected, abs=1e-9)
+
+
+@settings(max_examples=50)
+@given(rewards_of_groups)
+def test_maxrl_divides_by_the_mean(pairs: list[tuple[float, int]]) -> None:
+    rewards, groups = [reward for reward, _ in pairs], [group for _, group in pairs]
+    for index, advantage in enumerate(maxrl_advantages(rewards, groups)):
+        group = [r for r, g in pairs if g == groups[index]]
+        mean = sum(group) / len(group)
+        assert advantage == pytest.approx((rewards[index] - mean) / mean if mean else 0.0, rel=1e-6, abs=1e-9)
+    with pytest.raises(BadInput, match="gave -1"):
+        maxrl_advantages([-1.0, 1.0], [0, 0])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), max_size=8), st.floats(0.5, 1), st.floats(0, 1))
+def test_generalized_advantages_are_the_discounted_sum_of_errors(
+    pairs: list[tuple[float, float]], gamma: float, lam: float
+) -> None:
+    rewards, values = (np.array([pair[i] for pair in pairs], np.float64) for i in (0, 1))
+    advantages, returns = generalized_advantages(rewards, values, gamma, lam)
+    following = np.append(values, 0.0)
+    errors = [rewards[t] + gamma * following[t + 1] - values[t] for t in range(len(values))]
+    for t, advantage in enumerate(advantages):
+        direct = sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(errors)))
+        assert advantage == pytest.approx(direct, abs=1e-9)
+    np.testing.assert_allclose(returns, advantages + values)
+
+
+def test_batch_normalisation_is_over_all_tokens() -> None:
+    parts = [np.array([1.0, 2.0]), np.array([]), np.array([6.0])]
+    joined = np.concatenate(batch_normalized(parts))
+    np.testing.assert_allclose(joined, (np.array([1, 2, 6]) - 3) / (np.std([1, 2, 6], ddof=1) + 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(10, 0.0), (16, 0.0), (17, -0.25), (18, -0.5), (20, -1.0), (30, -1.0)]
+)
+def test_overlong_answers_are_punished_in_a_straight_line(length: int, expected: float) -> None:
+    assert overlong_penalty(length, longest=20, buffer=4) == expected
+    assert overlong_penalty(length, longest=20, buffer=0) == 0
+
+
+def outcome(rewards: list[float], lengths: list[int], penalty: float = 0.0) -> Outcome:
+    prompt = Prompt((), (1,), {}, 0)
+    samples = [
+        Sample(prompt, "", (1,) * (1 + n), (0,) + (1,) * n, (0.0,) * n, (0,) * n, index // 2, Status.COMPLETED)
+        for index, n in enumerate(lengths)
+    ]
+    return Outcome(samples, rewards, [np.full(n, -penalty) for n in lengths])
+
+
+@pytest.mark.parametrize("name", ["grpo (token)", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "maxrl"])
+def test_group_algorithms_spread_one_number_over_an_answer(name: str) -> None:
+    found = recipe_of(ALGORITHMS[name], LONGEST).advantages(outcome([1.0, 0.0, 1.0, 1.0], [2, 3, 1, 4])).advantages
+    assert [len(advantages) for advantages in found] == [2, 3, 1, 4]
+    assert all(len(set(advantages.tolist())) == 1 for advantages in found)
+    assert found[0][0] > 0 > found[1][0]
+    assert found[2][0] == found[3][0] == 0
+
+
+def test_penalties_of_tokens_count_into_a_group_s_reward() -> None:
+    found = recipe_of(named.DrGRPO(), LONGEST).advantages(outcome([1.0, 1.0], [2, 4], penalty=0.1)).advantages
+    assert found[0][0] == pytest.approx(0.1)
+    assert found[1][0] == pytest.approx(-0.1)
+
+
+def test_reinforce_plus_plus_charges_each_token_with_what_follows() -> None:
+    found = (
+        recipe_of(named.ReinforcePlusPlus(), LONGEST).advantages(outcome([1.0, 0.0], [3, 1], penalty=0.1)).advantages
+    )
+    to_go = np.array([1 - 0.3, 1 - 0.2, 1 - 0.1, -0.1])
+    np.testing.assert_allclose(np.concatenate(found), (to_go - to_go.mean()) / (to_go.std(ddof=1) + 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([1.0], "1 advantages for 2"),
+        ([[1.0], [1.0]], "sample 0, which has 2"),
+        ([math.nan, 0.0], "no number for sample 0"),
+    ],
+)
+def test_a_custom_algorithm_that_answers_nonsense_is_named(answer: Any, message: str) -> None:
+    recipe = recipe_of(named.CustomAlgorithm(function="mine.py:f"), LONGEST, lambda samples: answer)
+    with pytest.raises(BadInput, match=message):
+        recipe.advantages(outcome([1.0, 0.0], [2, 3]))
+
+
+def test_a_custom_algorithm_may_speak_of_samples_or_of_tokens() -> None:
+    recipe = recipe_of(named.CustomAlgorithm(function="mine.py:f"), LONGEST, lambda samples: [2.0, [1.0, 2.0, 3.0]])  # type: ignore[list-item]
+    found = recipe.advantages(outcome([1.0, 0.0], [2, 3])).advantages
+    assert [advantages.tolist() for advantages in found] == [[2.0, 2.0], [1.0, 2.0, 3.0]]

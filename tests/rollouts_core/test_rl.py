@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rollouts_core.algorithms import GRPO, PPO, Algorithm
 from rollouts_core.config_files import from_data
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.errors import BadInput
@@ -27,12 +28,16 @@ from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.stages.replay import generate_again, replay
 from rollouts_core.stages.work import make_stage, open_session
 from rollouts_core.store.local import LocalStore
-from rollouts_core.training.losses import create_grpo_loss
+from rollouts_core.training.algorithms import recipe_of
 from rollouts_core.training.models import copy_of
-from rollouts_core.training.pytorch import create_pytorch_backend
+from rollouts_core.training.objectives import Extras, create_rl_loss
+from rollouts_core.training.policy import Policy
+from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
+from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.rl import RLStep, RLTrainingConfig, run_rl_training
 from rollouts_core.types import Message, Prompt, Sample
 from tests.rollouts_core.models import character_tokenizer, tiny_model
+from tests.rollouts_core.references import ALGORITHMS
 
 ROLLOUT = RolloutConfig(batch_size=6, n_samples_per_prompt=4, max_new_tokens=5, temperature=0.9, seed=3)
 
@@ -49,19 +54,28 @@ def score(samples: list[Sample]) -> list[Sample]:
 
 
 def train(
-    steps: int, minibatches: int = 1, kl_coef: float = 0.0, learning_rate: float = 3e-3, **rollout: Any
+    steps: int,
+    minibatches: int = 1,
+    kl_coef: float = 0.0,
+    learning_rate: float = 3e-3,
+    algorithm: Algorithm = GRPO(),  # noqa: B008
+    **changes: Any,
 ) -> list[RLStep]:
     model = tiny_model()
-    loss = create_grpo_loss(aggregation="token", clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, temperature=0.9)
-    backend = create_pytorch_backend(model, loss, learning_rate=learning_rate)
-    config = RLTrainingConfig(steps, minibatches, "token", True, ROLLOUT.temperature)
-    reference = tiny_model().requires_grad_(False) if kl_coef else None
+    recipe = recipe_of(algorithm, ROLLOUT.max_new_tokens)
+    loss = create_rl_loss(recipe, Extras(kl_coef=kl_coef))
+    backend = create_pytorch_backend(model, loss, Optimization(learning_rate), temperature=0.9, critic=recipe.critic)
+    own = {name: changes.pop(name) for name in ("tokens_per_pass", "kl_in_reward") if name in changes}
+    config = RLTrainingConfig(steps, recipe, minibatches, max_new_tokens=ROLLOUT.max_new_tokens, **own)
+    reference = None
+    if kl_coef or config.kl_in_reward:
+        reference = partial(score_batch, Policy(tiny_model().requires_grad_(False), 0.9).eval())
     make_manager = partial(
         AsyncRolloutManager,
         tokenizer=character_tokenizer(),
         data_buffer=DataBuffer(prompts(), 0),
         score=score,
-        config=replace(ROLLOUT, **rollout),
+        config=replace(ROLLOUT, **changes),
     )
     with generating(lambda: EmbeddedEngine(TorchEngine(copy_of(model), 32, 16)), make_manager) as rollouts:
         return list(run_rl_training(backend, rollouts, config, reference))
@@ -96,6 +110,25 @@ def test_kl_is_zero_at_first_and_grows() -> None:
     steps = train(5, kl_coef=0.01, learning_rate=0.01)
     assert abs(steps[0].metrics["kl"]) < 1e-6
     assert steps[-1].metrics["kl"] > 1e-4
+
+
+def test_passes_of_a_step_change_nothing_but_rounding() -> None:
+    whole, cut = train(2), train(2, tokens_per_pass=25)
+    for one, other in zip(whole, cut, strict=True):
+        for name in ("policy_loss", "grad_norm", "entropy"):
+            assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS.values(), PPO(value_coef=0.5)], ids=lambda a: a.kind)
+def test_reward_rises_under_every_algorithm(algorithm: Algorithm) -> None:
+    steps = train(25, algorithm=algorithm, kl_in_reward=0.0 if algorithm.kind == "maxrl" else 0.001)
+    first, last = (sum(step.metrics["reward"] for step in part) / 5 for part in (steps[:5], steps[-5:]))
+    assert last > first + 0.3
+
+
+def test_a_critic_learns() -> None:
+    losses = [step.metrics["value_loss"] for step in train(40, algorithm=PPO(value_coef=1.0), learning_rate=0.01)]
+    assert losses[-1] < losses[0] / 4
 
 
 def test_prompts_are_taken_in_the_order_of_the_buffer() -> None:

@@ -6,15 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import Qwen2Config
 
+from rollouts_core.data.batching import batch_indices
+from rollouts_core.data.collate import learnt_tokens, pack_batch
+from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
-from rollouts_core.errors import WeightMismatch
+from rollouts_core.errors import BadInput, WeightMismatch
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
-from rollouts_core.training.losses import create_cross_entropy_loss
-from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.inspection import keeping_nonfinite
+from rollouts_core.training.objectives import create_cross_entropy_loss
+from rollouts_core.training.optimizers import OptimizerName, create_optimizers
+from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
 from rollouts_core.training.schedule import create_warmup_cosine_scheduler, rate
 from rollouts_core.training.sft import SFTTrainingConfig, run_sft_training
-from tests.rollouts_core.models import VOCABULARY, tiny_model
+from tests.rollouts_core.models import CONTEXT, VOCABULARY, tiny_model
 
 
 def examples(count: int = 40) -> list[Example]:
@@ -27,17 +34,15 @@ def examples(count: int = 40) -> list[Example]:
     return made
 
 
-def backend(steps: int = 20) -> PyTorchTrainingBackend:
-    return create_pytorch_backend(
-        tiny_model(),
-        create_cross_entropy_loss(),
-        learning_rate=1e-2,
-        schedule=lambda optimizer: create_warmup_cosine_scheduler(optimizer, 3, steps),
-    )
+def backend(
+    steps: int = 20, optimizer: OptimizerName = "adamw", dtype: torch.dtype = torch.float32
+) -> PyTorchTrainingBackend:
+    optimization = Optimization(1e-2, optimizer, rate=create_warmup_cosine_scheduler(3, steps))
+    return create_pytorch_backend(tiny_model().to(dtype), create_cross_entropy_loss(), optimization)
 
 
-def settings(steps: int = 20, accumulation: int = 1) -> SFTTrainingConfig:
-    return SFTTrainingConfig(steps, 8, accumulation, seed=1)
+def settings(steps: int = 20, tokens_per_pass: int = 1000) -> SFTTrainingConfig:
+    return SFTTrainingConfig(steps, 8, seed=1, tokens_per_pass=tokens_per_pass)
 
 
 def run(trained: PyTorchTrainingBackend, config: SFTTrainingConfig, start: int = 0) -> None:
@@ -60,29 +65,39 @@ def test_the_loss_falls_and_metrics_account_for_the_time() -> None:
     assert {"loss", "grad_norm", "learning_rate", "epoch", "num_tokens"} <= set(metrics)
 
 
-def test_two_runs_give_the_same_bits() -> None:
-    one, other = backend(), backend()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_runs_give_the_same_bits(optimizer: OptimizerName) -> None:
+    one, other = backend(optimizer=optimizer), backend(optimizer=optimizer)
     for trained in (one, other):
         run(trained, settings())
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
 
 
-def test_gradient_accumulation_changes_nothing_but_rounding() -> None:
-    one, other = backend(), backend()
-    run(one, settings(5))
-    run(other, settings(5, accumulation=4))
-    for name, value in weights(one).items():
-        torch.testing.assert_close(value, weights(other)[name], atol=2e-4, rtol=2e-3)
+def test_passes_change_nothing_but_rounding() -> None:
+    gradients = []
+    for tokens_per_pass in (1000, 20, 1):
+        trained = backend()
+        batch = examples(8)
+        for chosen in best_fit([len(example.tokens) for example in batch], tokens_per_pass):
+            trained.forward_backward(pack_batch([batch[index] for index in chosen], float(learnt_tokens(batch))))
+        gradients.append([value.grad for value in trained.unwrap().parameters()])
+    for other in gradients[1:]:
+        for one, another in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(one, another, atol=1e-5, rtol=1e-4)
 
 
-def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
-    straight = backend()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resuming_from_a_checkpoint_gives_the_same_bits(
+    tmp_path: Path, optimizer: OptimizerName, dtype: torch.dtype
+) -> None:
+    straight = backend(optimizer=optimizer, dtype=dtype)
     run(straight, settings())
-    first = backend()
+    first = backend(optimizer=optimizer, dtype=dtype)
     run(first, settings(7))
     with new_checkpoint(tmp_path, 7) as directory:
         first.save(directory)
-    resumed = backend()
+    resumed = backend(optimizer=optimizer, dtype=dtype)
     found = last_checkpoint(tmp_path)
     assert found is not None
     resumed.load(found[1])
@@ -112,7 +127,8 @@ def test_an_unfinished_checkpoint_is_never_taken_and_old_ones_go(tmp_path: Path)
 
 
 def test_clipping_bounds_the_step() -> None:
-    trained = create_pytorch_backend(tiny_model(), create_cross_entropy_loss(), learning_rate=1e-3, max_grad_norm=1e-3)
+    optimization = Optimization(1e-3, max_grad_norm=1e-3)
+    trained = create_pytorch_backend(tiny_model(), create_cross_entropy_loss(), optimization)
     *_, last = run_sft_training(trained, examples(), settings(5))
     assert last.metrics["grad_norm"] > 1e-3  # measured before clipping
 
@@ -125,13 +141,72 @@ def test_weights_can_be_replaced_only_by_their_like() -> None:
         trained.load_weights(dict(other.named_parameters()) | {"nonsense": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant", "stable_then_decay"])
 def test_schedules(kind: Any) -> None:
     rates = [rate(kind, step, 10, 100) for step in range(100)]
     assert rates[:10] == sorted(rates[:10])
     assert 0 < rates[0] < 0.1
     assert rates[10] == max(rates) == 1
     assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert (rates[-1] < 0.02) == (kind != "constant")
+    assert (rates[-1] < 0.06) == (kind != "constant")
     if kind == "cosine":
         assert rates[55] == pytest.approx(0.5)
+    if kind == "stable_then_decay":
+        assert rates[80] == 1 > rates[81]
+        assert rates[90] == pytest.approx(0.5)
+
+
+def test_master_weights_keep_steps_that_bfloat16_would_lose() -> None:
+    trained = backend(dtype=torch.bfloat16)
+    trained.load_weights({name: torch.ones_like(value) for name, value in weights(trained).items()}).result()
+    masters = trained._masters.named
+    with torch.no_grad():
+        for _ in range(8):
+            for master in masters.values():
+                master -= 0.001
+    trained._masters.give_back()
+    assert all(value.dtype == torch.bfloat16 for value in weights(trained).values())
+    assert all((value.float() - 0.992).abs().max() < 0.004 for value in weights(trained).values())
+
+
+def test_bfloat16_learns_like_float32() -> None:
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        *_, last = run_sft_training(backend(60, dtype=dtype), examples(8), settings(60))
+        losses.append(last.metrics["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)
+
+
+def test_muon_steps_in_matrices_of_layers_and_adamw_in_the_rest() -> None:
+    muon, adamw = create_optimizers("muon", dict(tiny_model().named_parameters()), 0.01)
+    assert {tuple(p.shape) for group in muon.param_groups for p in group["params"]} == {
+        (32, 32), (16, 32), (64, 32), (32, 64)
+    }  # fmt: skip
+    assert (VOCABULARY, 32) in {tuple(p.shape) for group in adamw.param_groups for p in group["params"]}
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_and_keeps_the_batch(tmp_path: Path) -> None:
+    trained = backend()
+    with torch.no_grad():
+        trained.unwrap().model.norm.weight[3] = float("nan")
+    before = weights(trained)
+    with pytest.raises(BadInput, match="norm is nan at optimizer step 0; the batch is kept in") as raised:
+        list(keeping_nonfinite(run_sft_training(trained, examples(), settings(tokens_per_pass=30)), tmp_path / "bad"))
+    assert str(tmp_path / "bad") in str(raised.value)
+    kept = [load_file(path) for path in sorted((tmp_path / "bad").iterdir())]
+    assert len(kept) > 1
+    wanted = [example.tokens for example in (examples()[i] for i in batch_indices(40, 8, 1, 0))]
+    assert sum(len(tensors["tokens_N"]) for tensors in kept) == sum(map(len, wanted))
+    assert trained.weight_version == 0
+    assert all(torch.equal(v, before[n]) for n, v in weights(trained).items() if n != "model.norm.weight")
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    backend().save(tmp_path)
+    narrow = Qwen2Config(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT)  # fmt: skip
+    other = create_pytorch_backend(tiny_model(architecture=narrow), create_cross_entropy_loss(), Optimization(1e-2))
+    with pytest.raises(BadInput, match=r"embed_tokens.weight is \(24, 32\), and the model's is \(24, 16\)"):
+        other.load(tmp_path)
+    with pytest.raises(BadInput, match="optimizers"):
+        backend(optimizer="muon").load(tmp_path)

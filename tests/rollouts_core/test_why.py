@@ -82,7 +82,8 @@ def test_a_changed_field_is_named_with_its_old_and_new_value(small_config: dict[
         (lambda c: c["data"].update(max_length=14), "tokenize", "data.max_length"),
         (lambda c: c["model"].update(tokenizer="byte_bpe"), "tokenize", "model.tokenizer.kind"),
         (lambda c: c["model"].update(layers=2), "sft", "model.layers"),
-        (lambda c: c["rl"].update(clip_high=0.3), "rl-1", "rl.clip_high"),
+        (lambda c: c["rl"].update(entropy_coef=0.3), "rl-1", "rl.entropy_coef"),
+        (lambda c: c["rl"].update(algorithm={"kind": "grpo", "clip_high": 0.3}), "rl-1", "rl.algorithm.clip_high"),
         (lambda c: c["evaluation"].update(limit=3), "evaluate-rl", "evaluation.limit"),
     ],
 )
@@ -114,7 +115,7 @@ def test_a_stage_version_is_a_reason(
 ) -> None:
     monkeypatch.setattr("rollouts_core.stages.plan.VERSIONS", {"tokenize": 2, "sft": 7, "rl": 1, "evaluate": 1})
     (difference,) = explained(small_config, store)["sft"].because
-    assert str(difference) == "stage version: 1 -> 7"
+    assert str(difference) == "stage version: 2 -> 7"
 
 
 def test_cached_work_of_other_code_names_the_files_and_is_used(small_config: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""What a backend minimises: losses of `losses.py` on a pass's scores, with the metrics of the pass.
+
+Legend: M learnt tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from rollouts_core.training.algorithms import Recipe
+from rollouts_core.training.backend import LossFunction, Metrics, TokenScores, TrainBatch
+from rollouts_core.training.losses import (
+    Correction,
+    Estimator,
+    aggregate,
+    importance_weights,
+    kl_divergence,
+    value_loss,
+)
+
+
+def create_cross_entropy_loss() -> LossFunction:
+    """Token cross-entropy, a mean over all learnt tokens of the optimizer step."""
+
+    def cross_entropy(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+        total = -scores.logprobs_M.sum()
+        return total / batch.normalizer, {"loss_sum": total.item(), "tokens_sum": float(len(batch.targets_M))}
+
+    return cross_entropy
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is added to an algorithm's own loss, and how tokens of other policies are weighed."""
+
+    kl_coef: float = 0.0
+    kl_estimator: Estimator = "k3"
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, a mean over tokens like the loss itself."""
+    correction: Correction = "none"
+    ratio_low: float = 0.5
+    ratio_high: float = 2.0
+    value_coef: float = 0.1
+    value_clip: float = 0.2
+
+
+def create_rl_loss(recipe: Recipe, extras: Extras) -> LossFunction:
+    """w l + kl_coef KL - entropy_coef H + value_coef L_V per token, aggregated as the recipe says.
+
+    l is the recipe's loss against the engine's log-probabilities (w = 1); with a correction it is against the
+    trainer's before the step, and w is `importance_weights` of the two. With `kl_coef`, the batch has the reference's
+    log-probabilities.
+    """
+
+    def loss_of(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+        assert batch.advantages_M is not None and batch.rollout_logprobs_M is not None, "an RL batch has both"
+        rollout_M, logprobs_M = batch.rollout_logprobs_M, scores.logprobs_M
+        own_M = logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
+        weights_M = importance_weights(own_M, rollout_M, extras.correction, extras.ratio_low, extras.ratio_high)
+        old_M = rollout_M if weights_M is None else own_M
+        losses_M = recipe.losses(logprobs_M, old_M, batch.advantages_M, batch.sequence_M, batch.sequences)
+        metrics = _metrics(recipe, logprobs_M.detach(), old_M, batch)
+        if weights_M is not None:
+            losses_M = losses_M * weights_M
+            metrics["corrected_sum"] = (weights_M != torch.exp(own_M - rollout_M)).sum().item()
+        metrics["policy_loss_sum"] = _aggregated(losses_M, recipe, batch).item()
+        if batch.reference_logprobs_M is not None and extras.kl_coef:
+            losses_M = losses_M + extras.kl_coef * kl_divergence(
+                logprobs_M, batch.reference_logprobs_M, extras.kl_estimator
+            )
+        if extras.entropy_coef:
+            losses_M = losses_M - extras.entropy_coef * scores.entropy_M
+        if scores.values_M is not None:
+            assert batch.old_values_M is not None and batch.returns_M is not None, "a critic learns from returns"
+            values_M = value_loss(scores.values_M, batch.old_values_M, batch.returns_M, extras.value_clip)
+            losses_M = losses_M + extras.value_coef * values_M
+            metrics["value_loss_sum"] = values_M.sum().item()
+        metrics["entropy_sum"] = scores.entropy_M.sum().item()
+        return _aggregated(losses_M, recipe, batch), metrics
+
+    return loss_of
+
+
+def _aggregated(losses_M: torch.Tensor, recipe: Recipe, batch: TrainBatch) -> torch.Tensor:
+    return aggregate(losses_M, batch.sequence_M, batch.sequences, recipe.aggregation, batch.normalizer)
+
+
+def _metrics(recipe: Recipe, logprobs_M: torch.Tensor, old_M: torch.Tensor, batch: TrainBatch) -> Metrics:
+    assert batch.advantages_M is not None and batch.rollout_logprobs_M is not None
+    difference_M = logprobs_M - batch.rollout_logprobs_M
+    ratio_M = difference_M.exp()
+    clipped_M = recipe.ratios(logprobs_M, old_M, batch.sequence_M, batch.sequences)
+    low = (clipped_M < 1 - recipe.clip[0]) & (batch.advantages_M < 0)
+    high = (clipped_M > 1 + recipe.clip[1]) & (batch.advantages_M > 0)
+    some = len(ratio_M) > 0
+    metrics = {
+        "tokens_sum": float(len(ratio_M)),
+        "logp_difference_sum": difference_M.abs().sum().item(),
+        "logp_difference_max": difference_M.abs().max().item() if some else 0.0,
+        "ratio_sum": ratio_M.sum().item(),
+        "ratio_max": ratio_M.max().item() if some else 1.0,
+        "mismatch_kl_sum": (ratio_M - 1 - difference_M).sum().item(),
+        "clip_low_sum": low.sum().item(),
+        "clip_high_sum": high.sum().item(),
+    }
+    if batch.reference_logprobs_M is not None:
+        metrics["kl_sum"] = kl_divergence(logprobs_M, batch.reference_logprobs_M, "k3").sum().item()
+    return metrics

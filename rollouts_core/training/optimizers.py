@@ -1,0 +1,88 @@
+"""Optimizers, and the float32 weights that they step in.
+
+Decision: parameters in bfloat16 have a float32 copy, the master weights; gradients are added up there, the optimizer
+steps there, and the result is rounded back. In bfloat16 itself, steps of less than 1/256 of a weight would be lost.
+
+Decision: Muon takes the matrices inside the layers, AdamW the rest (embeddings, head, vectors), as its author advises
+(kellerjordan.github.io/posts/muon). Its updates are scaled to AdamW's size, so both share a learning rate
+(arXiv 2502.16982, eq. 4).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from rollouts_core.training.schedule import Rate
+
+OptimizerName = Literal["adamw", "muon"]
+
+
+def create_adamw_optimizer(
+    parameters: Mapping[str, torch.Tensor], learning_rate: float, weight_decay: float = 0.0
+) -> torch.optim.AdamW:
+    """AdamW with torch's betas (0.9, 0.999); vectors (norms, biases) are not decayed."""
+    matrices = [value for value in parameters.values() if value.ndim >= 2]
+    vectors = [value for value in parameters.values() if value.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
+
+
+def create_optimizers(
+    name: OptimizerName, parameters: Mapping[str, torch.Tensor], learning_rate: float, weight_decay: float = 0.0
+) -> list[torch.optim.Optimizer]:
+    if name == "adamw":
+        return [create_adamw_optimizer(parameters, learning_rate, weight_decay)]
+    inner = {path: value for path, value in parameters.items() if value.ndim == 2 and ".layers." in path}
+    rest = {path: value for path, value in parameters.items() if path not in inner}
+    muon = torch.optim.Muon(
+        list(inner.values()), lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, create_adamw_optimizer(rest, learning_rate, weight_decay)]
+
+
+def set_rate(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, rate: Rate, step: int) -> float:
+    """Give all groups the learning rate of a step; returns it."""
+    now = learning_rate * rate(step)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = now
+    return now
+
+
+class MasterWeights:
+    """What an optimizer steps in: the parameters themselves in float32, their float32 copies otherwise."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._pairs = {
+            name: (value, value if value.dtype == torch.float32 else value.detach().float().requires_grad_())
+            for name, value in module.named_parameters()
+            if value.requires_grad
+        }
+
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        return {name: master for name, (_, master) in self._pairs.items()}
+
+    def take_gradients(self) -> None:
+        """Add what the parameters' gradients hold to the copies'."""
+        for parameter, master in self._copied():
+            if parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Round the copies to the parameters."""
+        for parameter, master in self._copied():
+            parameter.copy_(master)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take the parameters' values, which have been replaced."""
+        for parameter, master in self._copied():
+            master.copy_(parameter)
+
+    def _copied(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return ((parameter, master) for parameter, master in self._pairs.values() if parameter is not master)

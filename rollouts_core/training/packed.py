@@ -1,0 +1,231 @@
+"""Attention over packed tokens: examples stand one behind the other in one row, and none sees another.
+
+Decision: a pass has no padding outside attention. Every operator that works token by token (most of a small model's
+time, and all of its matrix products) runs on exactly the tokens there are; only attention needs to know where an
+example begins. On CUDA in half precision that is `varlen_attn`; elsewhere the rows of attention are padded to others of
+like length, which costs little because attention over short rows is cheap.
+
+Decision: a prompt that several answers share stands in the row once. Its tokens are computed once, and each answer
+attends to it and to itself: exactly what the answer would see with a copy of its own.
+
+It is given to transformers as an attention implementation of its own, so it serves every family whose layers hand their
+keyword arguments on, which all that use transformers' attention interface do.
+
+Legend: N tokens of the row, H query heads, K key-value heads, D head size, R rows of a block, Q queries and L keys of
+each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from rollouts_core.errors import BadInput
+
+NAME = "rollouts_packed"
+LIKE_LENGTHS = 0.75
+"""Rows share a block of padded attention when the shortest has this share of the longest's keys."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens `begin` to `end` of the row, which attend to themselves and to the prefix before them."""
+
+    begin: int
+    end: int
+    prefix_begin: int = 0
+    prefix_end: int = 0
+
+    @property
+    def queries(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def keys(self) -> int:
+        return self.queries + self.prefix_end - self.prefix_begin
+
+
+class Attention(Protocol):
+    """How the tokens of one packed row attend to each other; the same for all layers of a pass."""
+
+    def __call__(
+        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """NHD; each token sees at most the last `window` ones."""
+
+
+def attention_over(spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> Attention:
+    """`spans` cover the row in its order."""
+    variable = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    return _Variable(spans, device) if variable else _Padded(spans, device)
+
+
+def use_packed_attention(model: Any) -> None:
+    """Make a transformers model attend as the `attention` says that each forward pass is given.
+
+    Raises `BadInput` where its layers need what this does not compute.
+    """
+    AttentionInterface.register(NAME, _attention)
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise BadInput(f"{model.config.model_type} does not take attention from transformers' interface")
+
+
+class _Variable:
+    """CUDA's kernel for rows of any length."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self._longest_query = max(span.queries for span in spans)
+        self._longest_keys = max(span.keys for span in spans)
+        self._query_ends = _ends([span.queries for span in spans], device)
+        self._key_ends = _ends([span.keys for span in spans], device)
+        shared = any(span.prefix_end for span in spans)
+        self._keys = torch.cat([_keys_of(span) for span in spans]).to(device) if shared else None
+
+    def __call__(
+        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        if self._keys is not None:
+            key_NKD, value_NKD = key_NKD.index_select(0, self._keys), value_NKD.index_select(0, self._keys)
+        mixed_NHD = varlen_attn(
+            query_NHD, key_NKD, value_NKD, self._query_ends, self._key_ends, self._longest_query, self._longest_keys,
+            scale=scale, window_size=((window or 0) - 1, 0), enable_gqa=query_NHD.shape[1] != key_NKD.shape[1],
+        )  # fmt: skip
+        assert isinstance(mixed_NHD, torch.Tensor), "no further outputs were asked for"
+        return mixed_NHD
+
+
+@dataclass(frozen=True)
+class _Block:
+    rows: int
+    queries_RQ: torch.Tensor
+    """Places of the row, flat; padding repeats place 0 and is never read."""
+    keys_RL: torch.Tensor
+    offsets: torch.Tensor | None
+    """Per row, how many keys stand before its first query; None where all stand alone, so plain causal attention."""
+
+
+class _Padded:
+    """torch's attention on blocks of rows of like length."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self._blocks: list[_Block] = []
+        place = torch.empty(sum(span.queries for span in spans), dtype=torch.long)
+        taken = 0
+        for chosen in _alike(spans):
+            width = max(span.queries for span in chosen)
+            for row, span in enumerate(chosen):
+                place[span.begin : span.end] = torch.arange(span.queries) + taken + row * width
+            taken += len(chosen) * width
+            self._blocks.append(_block(chosen, device))
+        self._place = place.to(device)
+
+    def __call__(
+        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        mixed = [self._attend(block, query_NHD, key_NKD, value_NKD, scale, window) for block in self._blocks]
+        return torch.cat(mixed).index_select(0, self._place)
+
+    def _attend(
+        self,
+        block: _Block,
+        query_NHD: torch.Tensor,
+        key_NKD: torch.Tensor,
+        value_NKD: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        query = _rows(query_NHD, block.queries_RQ, block.rows)
+        key, value = (_rows(whole, block.keys_RL, block.rows) for whole in (key_NKD, value_NKD))
+        allowed = _allowed(block.offsets, query.shape[2], key.shape[2], window, query.device)
+        mixed_RHQD = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, is_causal=allowed is None, scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )  # fmt: skip
+        return mixed_RHQD.transpose(1, 2).flatten(0, 1)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    *,
+    attention: Attention | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """Fits transformers' attention interface: 1HND in, 1NHD out."""
+    if attention is None:
+        raise BadInput("the model does not hand a pass's keyword arguments on to its attention")
+    if dropout or softcap is not None or s_aux is not None:
+        raise BadInput(
+            "the model's attention has dropout, a soft cap or sinks, which packed attention does not compute"
+        )
+    query_NHD, key_NKD, value_NKD = (whole[0].transpose(0, 1) for whole in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attention(query_NHD, key_NKD, value_NKD, scale, sliding_window)[None], None
+
+
+def _alike(spans: Sequence[Span]) -> list[list[Span]]:
+    """Blocks of spans: those that stand alone and those behind a prefix apart, each cut where lengths fall."""
+    blocks: list[list[Span]] = []
+    for behind in (False, True):
+        chosen = sorted((s for s in spans if bool(s.prefix_end) == behind), key=lambda s: s.keys, reverse=True)
+        first = len(blocks)
+        for span in chosen:
+            if len(blocks) > first and span.keys >= LIKE_LENGTHS * blocks[-1][0].keys:
+                blocks[-1].append(span)
+            else:
+                blocks.append([span])
+    return blocks
+
+
+def _block(spans: Sequence[Span], device: torch.device) -> _Block:
+    width, length = (max(counts) for counts in zip(*((s.queries, s.keys) for s in spans), strict=True))
+    queries_RQ, keys_RL = (torch.zeros((len(spans), size), dtype=torch.long) for size in (width, length))
+    for row, span in enumerate(spans):
+        queries_RQ[row, : span.queries] = torch.arange(span.begin, span.end)
+        keys_RL[row, : span.keys] = _keys_of(span)
+    alone = not any(span.prefix_end for span in spans)
+    offsets = None if alone else torch.tensor([span.keys - span.queries for span in spans], device=device)
+    return _Block(len(spans), queries_RQ.flatten().to(device), keys_RL.flatten().to(device), offsets)
+
+
+def _keys_of(span: Span) -> torch.Tensor:
+    own = torch.arange(span.begin, span.end)
+    return torch.cat((torch.arange(span.prefix_begin, span.prefix_end), own)) if span.prefix_end else own
+
+
+def _allowed(
+    offsets: torch.Tensor | None, queries: int, keys: int, window: int | None, device: torch.device
+) -> torch.Tensor | None:
+    """R1QL, True where a query may look; None where plain causal attention says it all."""
+    if offsets is None and (window is None or keys <= window):
+        return None
+    starts = torch.zeros(1, dtype=torch.long, device=device) if offsets is None else offsets
+    query_RQ1 = (starts[:, None] + torch.arange(queries, device=device))[..., None]
+    key_L = torch.arange(keys, device=device)
+    allowed = key_L <= query_RQ1
+    if window is not None:
+        allowed &= key_L > query_RQ1 - window
+    return allowed[:, None]
+
+
+def _rows(whole_NHD: torch.Tensor, places: torch.Tensor, rows: int) -> torch.Tensor:
+    """RHTD"""
+    return whole_NHD.index_select(0, places).view(rows, -1, *whole_NHD.shape[1:]).transpose(1, 2)
+
+
+def _ends(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)

@@ -1,0 +1,93 @@
+"""From scored samples to the sequences that train, and how a step is cut into minibatches and passes.
+
+Decision: the trainer sees token streams and nothing else: tokens, which of them are learnt, and for each learnt one its
+advantage and the log-probabilities that belong to it. Which algorithm made them it does not know.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rollouts_core.data.collate import learnt, learnt_tokens, pack_batch
+from rollouts_core.data.packing import best_fit
+from rollouts_core.data.tokenized import Example, Floats
+from rollouts_core.errors import BadInput
+from rollouts_core.training.backend import TokenScores, TrainBatch
+from rollouts_core.training.losses import Aggregation
+from rollouts_core.types import Sample
+
+Cuts = Sequence[Sequence[Sequence[int]]]
+"""Minibatches, their passes, and the sequences of each."""
+
+
+def to_streams(samples: Sequence[Sample]) -> list[Example]:
+    """Sequences with the engine's log-probabilities. Raises `BadInput` when no token of the batch is learnt."""
+    examples = []
+    for sample in samples:
+        mask = np.asarray(sample.loss_mask, np.int32)
+        logprobs = np.zeros(len(mask))
+        logprobs[len(mask) - sample.response_length :] = sample.rollout_log_probs
+        example = Example(np.asarray(sample.tokens, np.int32), mask, len(sample.prompt.tokens))
+        examples.append(replace(example, streams={"rollout_logprobs": logprobs[learnt(example)]}))
+    if not learnt_tokens(examples):
+        raise BadInput("no token of the batch is learnt: every loss mask is 0 throughout")
+    return examples
+
+
+def cut(samples: Sequence[Sample], minibatches: int, tokens_per_pass: int) -> Cuts:
+    """Equal minibatches of whole groups, in order; passes of about so many tokens, groups whole where they fit."""
+    size = len(samples) // minibatches
+    return [
+        _passes(samples, range(begin, begin + size), tokens_per_pass) for begin in range(0, minibatches * size, size)
+    ]
+
+
+def with_streams(examples: Sequence[Example], name: str, values: Sequence[Floats]) -> list[Example]:
+    return [
+        replace(example, streams={**example.streams, name: value})
+        for example, value in zip(examples, values, strict=True)
+    ]
+
+
+def scores_of(
+    examples: Sequence[Example], cuts: Cuts, score: Callable[[TrainBatch], TokenScores]
+) -> tuple[list[Floats], list[Floats] | None]:
+    """Log-probabilities, and a critic's values where there is one, of each example's learnt tokens."""
+    logprobs: list[Floats] = [np.zeros(0)] * len(examples)
+    values = list(logprobs)
+    critic = False
+    for indices in (indices for passes in cuts for indices in passes):
+        chosen = [examples[index] for index in indices]
+        scores = score(pack_batch(chosen, 1.0))
+        ends = np.cumsum([len(learnt(example)) for example in chosen])[:-1]
+        critic = scores.values_M is not None
+        for found, wanted in ((scores.logprobs_M, logprobs), (scores.values_M, values)):
+            if found is not None:
+                parts = np.split(found.double().cpu().numpy(), ends)
+                for index, part in zip(indices, parts, strict=True):
+                    wanted[index] = part
+    return logprobs, values if critic else None
+
+
+def normalizer_of(examples: Sequence[Example], aggregation: Aggregation, longest: int) -> float:
+    """What a minibatch's summed losses are divided by; see `losses.aggregate`."""
+    if aggregation == "token":
+        return float(max(1, learnt_tokens(examples)))
+    return float(len(examples) * (longest if aggregation == "constant" else 1))
+
+
+def _passes(samples: Sequence[Sample], indices: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
+    """Groups by best fit, so that each group's prompt is computed once; a group too large for a pass is cut."""
+    units: list[list[int]] = []
+    sizes: list[int] = []
+    for index in indices:
+        own = samples[index].response_length
+        same = bool(units) and samples[units[-1][0]].group_index == samples[index].group_index
+        if same and sizes[-1] + own <= tokens_per_pass:
+            units[-1].append(index)
+            sizes[-1] += own
+            continue
+        units.append([index])
+        sizes.append(len(samples[index].prompt.tokens) + own)
+    return [sorted(index for unit in chosen for index in units[unit]) for chosen in best_fit(sizes, tokens_per_pass)]
