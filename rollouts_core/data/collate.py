@@ -21,9 +21,8 @@ Places = npt.NDArray[np.int64]
 def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
     """One pass over all examples; their streams become the batch's."""
     sharing = Counter(key for example in examples if (key := _prompt(example)))
-    row, positions, spans = [], [], []
+    row, positions, spans, sources, targets = [], [], [], [], []
     length, prompts = 0, dict[bytes, int]()
-    sources = []
     for example in examples:
         key = _prompt(example)
         shared = example.shared if sharing[key] > 1 else 0
@@ -38,8 +37,9 @@ def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
         row.append(example.tokens[shared:])
         positions.append(np.arange(shared, shared + own))
         spans.append(Span(length, length + own, prompt, prompt + shared))
-        before = learnt(example) - 1
-        sources.append(np.where(before < shared, prompt + before, length + before - shared))
+        places = learnt(example)
+        sources.append(np.where(places <= shared, prompt, length - shared) + places - 1)
+        targets.append(example.tokens[places])
         length += own
     counts = [len(source) for source in sources]
     streams = {
@@ -51,7 +51,7 @@ def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
         positions_N=_longs(positions),
         spans=tuple(spans),
         source_M=_longs(sources),
-        targets_M=_longs([example.tokens[learnt(example)] for example in examples]),
+        targets_M=_longs(targets),
         sequence_M=torch.from_numpy(np.repeat(np.arange(len(examples)), counts)),
         sequences=len(examples),
         normalizer=normalizer,

@@ -1,16 +1,21 @@
 """Where the trainer's batches come from: generated one by one, generated ahead, or kept from an earlier run.
 
 Decision: the trainer is synchronous code that asks for a batch and hands over weights; everything that waits for
-engines runs in an event loop in a thread of its own, which ends with the `with` block.
+engines runs in an event loop, which ends with the `with` block. Where servers generate, or generation runs ahead, the
+loop has a thread of its own. Where this process generates and then trains, the loop turns in the trainer's thread while
+it waits: each thread that computes has a pool of helpers, and two pools on the same cores take turns asleep (0.79 s a
+batch instead of 0.47; two cores, 64 samples of 32 tokens).
 
 Decision: a server that was started again needs the current weights, which only the trainer has, and which change while
 it works. So newcomers are given them when the trainer waits for a batch, or with the next version.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, contextmanager, suppress
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -49,10 +54,12 @@ def generating(
     make_engine: Callable[[], InferenceEngine],
     make_manager: Callable[[InferenceEngine], Manager],
     colocated: bool = False,
+    same_thread: bool = False,
 ) -> Iterator["GeneratedRollouts"]:
-    """Batches from an engine. `colocated`: it gives its memory away while the trainer works."""
+    """Batches from an engine. `colocated`: it gives its memory away while the trainer works. `same_thread`: nothing
+    goes on while nobody waits for a batch."""
     with ExitStack() as stack:
-        portal = stack.enter_context(start_blocking_portal())
+        portal: Portal = stack.enter_context(_Here()) if same_thread else stack.enter_context(start_blocking_portal())
         engine = portal.call(make_engine)
         stack.callback(_close, portal, engine)
         manager = portal.call(make_manager, engine)
@@ -61,7 +68,37 @@ def generating(
         yield rollouts
 
 
-def _close(portal: BlockingPortal, engine: InferenceEngine) -> None:
+class _Here:
+    """A loop that turns in the calling thread, for as long as a call takes."""
+
+    def __enter__(self) -> "_Here":
+        self._runner = asyncio.Runner()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async def run() -> Any:
+            found = function(*arguments)
+            return await found if isawaitable(found) else found
+
+        return self._runner.run(run())
+
+    def start_task_soon(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Done when this returns."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self.call(function, *arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+Portal = BlockingPortal | _Here
+
+
+def _close(portal: Portal, engine: InferenceEngine) -> None:
     with suppress(RuntimeError):  # whatever ended the loop has ended its connections
         portal.call(engine.aclose)
 
@@ -69,7 +106,7 @@ def _close(portal: BlockingPortal, engine: InferenceEngine) -> None:
 class GeneratedRollouts:
     """Batches from a manager in its event loop. Fits `RolloutSource`."""
 
-    def __init__(self, portal: BlockingPortal, engine: InferenceEngine, manager: Manager, colocated: bool) -> None:
+    def __init__(self, portal: Portal, engine: InferenceEngine, manager: Manager, colocated: bool) -> None:
         self._portal, self._engine, self._manager, self._colocated = portal, engine, manager, colocated
         self._published: tuple[Weights, int] | None = None
         self._making: Future[None] | None = None

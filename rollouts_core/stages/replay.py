@@ -87,7 +87,7 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         buffer = DataBuffer(read_prompts(work.inputs["data"] / "prompts"), spec.seed)
         engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
         make_manager = partial(manager_for, work, spec, tokenizer, buffer, None)
-        with generating(lambda: EmbeddedEngine(engine), make_manager) as rollouts:
+        with generating(lambda: EmbeddedEngine(engine), make_manager, same_thread=True) as rollouts:
             version = 0
             if spec.start > 0:
                 state = work.inputs["policy"] / "state"

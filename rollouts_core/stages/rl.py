@@ -135,7 +135,8 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     make_manager = partial(manager_for, work, spec, tokenizer, DataBuffer(prompts, spec.seed), journal)
     make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
     colocated = shares_device(spec.engine, work.session.servers)
-    rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated))
+    same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
+    rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated, same_thread))
     recipe = recipe_for(work, spec)
     backend = backend_for(model, spec, recipe)
     return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)

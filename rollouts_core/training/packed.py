@@ -17,8 +17,10 @@ each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
@@ -26,12 +28,12 @@ from transformers import AttentionInterface
 from rollouts_core.errors import BadInput
 
 NAME = "rollouts_packed"
+Places = npt.NDArray[np.int64]
 LIKE_LENGTHS = 0.75
 """Rows share a block of padded attention when the shortest has this share of the longest's keys."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Tokens `begin` to `end` of the row, which attend to themselves and to the prefix before them."""
 
     begin: int
@@ -83,7 +85,7 @@ class _Variable:
         self._query_ends = _ends([span.queries for span in spans], device)
         self._key_ends = _ends([span.keys for span in spans], device)
         shared = any(span.prefix_end for span in spans)
-        self._keys = torch.cat([_keys_of(span) for span in spans]).to(device) if shared else None
+        self._keys = _all_keys(spans).to(device) if shared else None
 
     def __call__(
         self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
@@ -115,21 +117,22 @@ class _Padded:
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
         self._blocks: list[_Block] = []
-        place = torch.empty(sum(span.queries for span in spans), dtype=torch.long)
+        place_N = np.empty(sum(span.queries for span in spans), np.int64)
         taken = 0
         for chosen in _alike(spans):
-            width = max(span.queries for span in chosen)
-            for row, span in enumerate(chosen):
-                place[span.begin : span.end] = torch.arange(span.queries) + taken + row * width
-            taken += len(chosen) * width
-            self._blocks.append(_block(chosen, device))
-        self._place = place.to(device)
+            queries_RQ, keys_RL, real_RQ = _places(chosen)
+            place_N[queries_RQ[real_RQ]] = taken + np.flatnonzero(real_RQ)
+            taken += queries_RQ.size
+            behind = any(span.prefix_end for span in chosen)
+            offsets = torch.tensor([span.keys - span.queries for span in chosen], device=device) if behind else None
+            self._blocks.append(_Block(len(chosen), _flat(queries_RQ, device), _flat(keys_RL, device), offsets))
+        self._place_N = torch.from_numpy(place_N).to(device)
 
     def __call__(
         self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
         mixed = [self._attend(block, query_NHD, key_NKD, value_NKD, scale, window) for block in self._blocks]
-        return torch.cat(mixed).index_select(0, self._place)
+        return torch.cat(mixed).index_select(0, self._place_N)
 
     def _attend(
         self,
@@ -191,20 +194,25 @@ def _alike(spans: Sequence[Span]) -> list[list[Span]]:
     return blocks
 
 
-def _block(spans: Sequence[Span], device: torch.device) -> _Block:
-    width, length = (max(counts) for counts in zip(*((s.queries, s.keys) for s in spans), strict=True))
-    queries_RQ, keys_RL = (torch.zeros((len(spans), size), dtype=torch.long) for size in (width, length))
-    for row, span in enumerate(spans):
-        queries_RQ[row, : span.queries] = torch.arange(span.begin, span.end)
-        keys_RL[row, : span.keys] = _keys_of(span)
-    alone = not any(span.prefix_end for span in spans)
-    offsets = None if alone else torch.tensor([span.keys - span.queries for span in spans], device=device)
-    return _Block(len(spans), queries_RQ.flatten().to(device), keys_RL.flatten().to(device), offsets)
+def _places(spans: Sequence[Span]) -> tuple[Places, Places, npt.NDArray[np.bool_]]:
+    """Where the queries RQ and the keys RL of each span stand, 0 in padding, and which queries are none."""
+    begin, queries, prefix, length = np.array(
+        [(s.begin, s.queries, s.prefix_begin, s.prefix_end - s.prefix_begin) for s in spans]
+    ).T[..., None]
+    query_Q, key_L = np.arange(queries.max()), np.arange((queries + length).max())
+    real_RQ = query_Q < queries
+    keys_RL = np.where(key_L < length, prefix + key_L, begin + key_L - length)
+    return np.where(real_RQ, begin + query_Q, 0), np.where(key_L < length + queries, keys_RL, 0), real_RQ
 
 
-def _keys_of(span: Span) -> torch.Tensor:
-    own = torch.arange(span.begin, span.end)
-    return torch.cat((torch.arange(span.prefix_begin, span.prefix_end), own)) if span.prefix_end else own
+def _flat(places: Places, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(places.reshape(-1)).to(device)
+
+
+def _all_keys(spans: Sequence[Span]) -> torch.Tensor:
+    """The keys of each span behind those of the one before."""
+    prefixes_and_own = ((np.arange(s.prefix_begin, s.prefix_end), np.arange(s.begin, s.end)) for s in spans)
+    return torch.from_numpy(np.concatenate([part for parts in prefixes_and_own for part in parts]))
 
 
 def _allowed(
