@@ -105,6 +105,10 @@ class TrainingBackend(Protocol):
     def weight_version(self) -> int:
         """Optimizer steps taken since the policy began."""
 
+    @property
+    def parallel_passes(self) -> int:
+        """How many passes are computed at once: a step is best cut into a multiple of it."""
+
     def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
         """Add the batch's gradients to what has accumulated."""
 

@@ -1,5 +1,8 @@
 """Training state on disk, without pickle: tensors as safetensors, the rest as JSON.
 
+Decision: torch.distributed.checkpoint writes and reads the tensors, each rank its shards, in the safetensors format;
+one device is the case of one rank. So any number of ranks takes up what any other number left.
+
 Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
 that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
 """
@@ -14,10 +17,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import distributed as dist
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rollouts_core.errors import BadInput
 
+STATE = "state"
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 KEEP = 2
 """Checkpoints kept: the last, and the one before it."""
 
@@ -49,60 +60,91 @@ def last_checkpoint(parent: Path) -> tuple[int, Path] | None:
 def save_training_state(
     directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer], version: int
 ) -> None:
-    """Weights, optimizers' moments, torch's RNG and the weight version, which is also the schedule's position."""
-    save_file({name: value.detach().contiguous() for name, value in weights.items()}, directory / "weights.safetensors")
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    moments = {
-        f"{number}.{index}.{name}": value
-        for number, state in enumerate(states)
-        for index, entries in state["state"].items()
-        for name, value in entries.items()
-        if isinstance(value, torch.Tensor)
-    }
-    save_file(moments, directory / "optimizer.safetensors")
+    """Weights, optimizers' moments, torch's RNG and the weight version, which is also the schedule's position.
+
+    Every rank calls it, with its shards.
+    """
+    save_shards(
+        _state(weights, optimizers),
+        storage_writer=HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True),
+        no_dist=not dist.is_initialized(),
+    )
+    if dist.is_initialized() and dist.get_rank():
+        return
     save_file(_rng(), directory / "rng.safetensors")
-    details = {"groups": [state["param_groups"] for state in states], "weight_version": version}
+    details = {"optimizers": [type(optimizer).__name__ for optimizer in optimizers], "weight_version": version}
     (directory / "training.json").write_text(json.dumps(details))
 
 
 def load_training_state(directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> int:
-    """Take up what `save_training_state` wrote; returns the weight version.
+    """Take up what `save_training_state` wrote, on any number of ranks; returns the weight version.
 
     Raises `BadInput` when it is of another model or of other optimizers.
     """
-    saved = load_file(directory / "weights.safetensors")
     details: dict[str, Any] = json.loads((directory / "training.json").read_text())
-    _check_same(directory, saved, weights, details["groups"], optimizers)
-    with torch.no_grad():
-        for name, parameter in weights.items():
-            parameter.copy_(saved[name])
-    moments: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in optimizers]
-    for name, value in load_file(directory / "optimizer.safetensors").items():
-        number, index, entry = name.split(".", 2)
-        moments[int(number)].setdefault(int(index), {})[entry] = value
-    for optimizer, state, groups in zip(optimizers, moments, details["groups"], strict=True):
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-    _set_rng(load_file(directory / "rng.safetensors"))
     version: int = details["weight_version"]
+    _begin_moments(optimizers, version)
+    state = _state(weights, optimizers)
+    reader = HuggingFaceStorageReader(str(directory / STATE))
+    _check_same(directory, reader, state, details["optimizers"], optimizers)
+    with torch.no_grad():
+        load_shards(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    _set_rng(load_file(directory / "rng.safetensors"))
     return version
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """A shard's whole tensor; every rank asks for it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, rank 0's, as the shard that `own` is; every rank asks for it."""
+    value = value.detach().to(own.device, own.dtype)
+    return distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value
+
+
+def _state(weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> dict[str, torch.Tensor]:
+    """Every tensor by its place, sharing memory with what trains."""
+    names = {value: name for name, value in weights.items()}
+    state = {f"weights.{name}": value.detach() for name, value in weights.items()}
+    for optimizer in optimizers:
+        for parameter, entries in optimizer.state.items():
+            for entry, value in entries.items():
+                if entry in MOMENTS:
+                    state[f"{entry}.{names[parameter]}"] = value
+    return state
+
+
+def _begin_moments(optimizers: Sequence[Optimizer], version: int) -> None:
+    """The moments that a step would have made, for those that have made none."""
+    for optimizer in optimizers:
+        kinds = ("momentum_buffer",) if isinstance(optimizer, torch.optim.Muon) else ("exp_avg", "exp_avg_sq")
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            entries = optimizer.state[parameter]
+            for kind in kinds if version else ():
+                entries.setdefault(kind, torch.zeros_like(parameter))
+            if version and not isinstance(optimizer, torch.optim.Muon):
+                entries["step"] = torch.tensor(float(version), device=parameter.device)
 
 
 def _check_same(
     directory: Path,
-    saved: Mapping[str, torch.Tensor],
-    weights: Mapping[str, torch.Tensor],
-    groups: Sequence[Sequence[Mapping[str, Any]]],
+    reader: HuggingFaceStorageReader,
+    state: Mapping[str, torch.Tensor],
+    names: Sequence[str],
     optimizers: Sequence[Optimizer],
 ) -> None:
-    shapes, own = ({name: tuple(value.shape) for name, value in tensors.items()} for tensors in (saved, weights))
+    metadata = reader.read_metadata().state_dict_metadata
+    kept = {name: tuple(entry.size) for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+    own = {name: tuple(value.shape) for name, value in state.items()}
     problems = [
-        f"{name} is {shapes.get(name, 'not there')}, and the model's is {own.get(name, 'not there')}"
-        for name in sorted(set(shapes) | set(own))
-        if shapes.get(name) != own.get(name)
+        f"{name} is {kept.get(name, 'not there')}, and the model's is {own.get(name, 'not there')}"
+        for name in sorted(set(kept) | set(own), key=lambda name: (not name.startswith("weights."), name))
+        if kept.get(name) != own.get(name)
     ]
-    counts = [[len(group["params"]) for group in entry] for entry in groups]
-    if counts != [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]:
-        problems.append("its optimizers are others")
+    if names != (mine := [type(optimizer).__name__ for optimizer in optimizers]):
+        problems = [f"its optimizers are {', '.join(names)}, and these are {', '.join(mine)}"]
     if problems:
         raise BadInput([f"the checkpoint {directory} is of another model: {problem}" for problem in problems[:5]])
 

@@ -55,6 +55,14 @@ class Policy(nn.Module):
         return scores._replace(values_M=self.value_head(hidden_ME)[:, 0].float())
 
 
+def create_policy(
+    model: Any, temperature: float = 1.0, critic: bool = False, activation_checkpointing: bool = False
+) -> Policy:
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(model, temperature, critic)
+
+
 def head_scores(
     hidden_ME: torch.Tensor, weight_VE: torch.Tensor, targets_M: torch.Tensor, temperature: float = 1.0
 ) -> TokenScores:

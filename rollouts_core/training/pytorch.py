@@ -1,4 +1,7 @@
-"""The single-device backend: a transformers model, an optimizer and a schedule on CPU or CUDA."""
+"""The single-device backend: a transformers model, an optimizer and a schedule on CPU or CUDA.
+
+It is also what each rank of a sharded backend does with its shard (`fsdp.py`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +20,9 @@ from rollouts_core.training.backend import (
     TrainBatch,
     Weights,
 )
-from rollouts_core.training.checkpoint import load_training_state, save_training_state
+from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
-from rollouts_core.training.policy import Policy
+from rollouts_core.training.policy import Policy, create_policy
 from rollouts_core.training.schedule import Rate
 
 
@@ -38,8 +41,12 @@ class Optimization:
 class PyTorchTrainingBackend:
     """Trains one policy on one device."""
 
-    def __init__(self, policy: Policy, loss_function: LossFunction, optimization: Optimization) -> None:
+    def __init__(
+        self, policy: Policy, loss_function: LossFunction, optimization: Optimization, dtype: torch.dtype | None = None
+    ) -> None:
+        """`dtype`: what weights are given out in; None: as they are."""
         self._policy = policy
+        self._dtype = dtype
         self._loss_function = loss_function
         self._optimization = optimization
         self._masters = MasterWeights(policy)
@@ -55,6 +62,15 @@ class PyTorchTrainingBackend:
     def weight_version(self) -> int:
         return self._version
 
+    @property
+    def parallel_passes(self) -> int:
+        return 1
+
+    @property
+    def names(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the model's weights."""
+        return {name: tuple(value.shape) for name, value in self._policy.model.named_parameters()}
+
     def forward_backward(self, batch: TrainBatch) -> ImmediateTrainFuture[Metrics]:
         self._policy.train()
         self._passes.append(batch)
@@ -64,12 +80,17 @@ class PyTorchTrainingBackend:
         self._masters.take_gradients()
         return ImmediateTrainFuture(metrics)
 
+    def empty_pass(self, batch: TrainBatch) -> None:
+        """A pass that adds nothing to the gradients."""
+        scores = self._policy(batch.to(self._device))
+        nothing = torch.stack([value.sum() for value in scores if value is not None]).sum() * 0.0
+        nothing.backward()  # type: ignore[no-untyped-call]
+
     def score(self, batch: TrainBatch) -> ImmediateTrainFuture[TokenScores]:
         return ImmediateTrainFuture(score(self._policy, batch))
 
     def optim_step(self) -> ImmediateTrainFuture[Metrics]:
-        masters = self._masters.named.values()
-        norm = nn.utils.clip_grad_norm_(masters, self._optimization.max_grad_norm)
+        norm = whole(nn.utils.clip_grad_norm_(self._masters.named.values(), self._optimization.max_grad_norm))
         passes, self._passes = self._passes, []
         if not torch.isfinite(norm):
             self._policy.zero_grad(set_to_none=True)
@@ -85,17 +106,22 @@ class PyTorchTrainingBackend:
         return ImmediateTrainFuture({"grad_norm": norm.item(), "learning_rate": learning_rate})
 
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
-        return ImmediateTrainFuture({name: value.detach() for name, value in self._policy.model.named_parameters()})
+        named = self._policy.model.named_parameters()
+        wholes = ((name, whole(value.detach())) for name, value in named)
+        return ImmediateTrainFuture({name: value.to(self._dtype or value.dtype) for name, value in wholes})
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> ImmediateTrainFuture[None]:
-        own = dict(self._policy.model.named_parameters())
-        if set(own) != set(weights):
-            raise WeightMismatch(f"weights differ in {sorted(set(own) ^ set(weights))[:5]}")
+        self.check_weights(weights)
         with torch.no_grad():
-            for name, value in own.items():
-                value.copy_(weights[name])
+            for name, value in self._policy.model.named_parameters():
+                value.copy_(like(value, weights[name]))
         self._masters.refresh()
         return ImmediateTrainFuture(None)
+
+    def check_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raises `WeightMismatch`."""
+        if set(self.names) != set(weights):
+            raise WeightMismatch(f"weights differ in {sorted(set(self.names) ^ set(weights))[:5]}")
 
     def save(self, directory: Path) -> None:
         save_training_state(directory, self._masters.named, self._optimizers, self._version)
@@ -131,6 +157,5 @@ def create_pytorch_backend(
     `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
     activations again for its gradient instead of keeping them. Raises `BadInput` as `Policy` does.
     """
-    if activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return PyTorchTrainingBackend(Policy(model, temperature, critic), loss_function, optimization)
+    policy = create_policy(model, temperature, critic, activation_checkpointing)
+    return PyTorchTrainingBackend(policy, loss_function, optimization)

@@ -10,6 +10,7 @@ Deviations from GRPO's paper, on purpose:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,14 @@ from rollouts_core.data.tokenized import Example
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
-from rollouts_core.training.backend import Metrics, TokenScores, TrainBatch, TrainingBackend, combined
+from rollouts_core.training.backend import (
+    ImmediateTrainFuture,
+    Metrics,
+    TokenScores,
+    TrainBatch,
+    TrainingBackend,
+    combined,
+)
 from rollouts_core.training.rl_metrics import loss_metrics, rollout_metrics, staleness_metrics
 from rollouts_core.training.streams import Cuts, cut, normalizer_of, scores_of, to_streams, with_streams
 from rollouts_core.types import Sample
@@ -67,10 +75,12 @@ def run_rl_training(
         samples = generated.samples
         staleness = staleness_metrics(samples, backend.weight_version)
         examples = to_streams(samples)
-        cuts = cut(samples, config.minibatches, config.tokens_per_pass)
+        cuts = cut(samples, config.minibatches, config.tokens_per_pass, backend.parallel_passes)
         if reference is not None:
             with timer.phase("ref"):
-                examples = with_streams(examples, "reference_logprobs", scores_of(examples, cuts, reference)[0])
+                examples = with_streams(
+                    examples, "reference_logprobs", scores_of(examples, cuts, partial(_at_once, reference))[0]
+                )
         if config.recompute_old or config.recipe.critic:
             with timer.phase("old_log_prob"):
                 examples = _with_old(examples, cuts, backend, config)
@@ -98,7 +108,7 @@ def run_rl_training(
 def _with_old(
     examples: Sequence[Example], cuts: Cuts, backend: TrainingBackend, config: RLTrainingConfig
 ) -> list[Example]:
-    logprobs, values = scores_of(examples, cuts, lambda batch: backend.score(batch).result())
+    logprobs, values = scores_of(examples, cuts, backend.score)
     if config.recompute_old and config.minibatches > 1:
         examples = with_streams(examples, "old_logprobs", logprobs)
     return list(examples) if values is None else with_streams(examples, "old_values", values)
@@ -129,6 +139,10 @@ def _update(
     ]
     optimizer = backend.optim_step()
     return combined([future.result() for future in futures]), optimizer.result()
+
+
+def _at_once(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch) -> ImmediateTrainFuture[TokenScores]:
+    return ImmediateTrainFuture(score(batch))
 
 
 def _reward(sample: Sample) -> float:

@@ -42,7 +42,8 @@ def run_sft_training(
         with timer.phase("data"):
             indices = batch_indices(len(samples), config.batch_size, config.seed, step - 1)
             batch = [samples[index] for index in indices]
-            passes = best_fit([len(sample.tokens) for sample in batch], config.tokens_per_pass)
+            sizes = [len(sample.tokens) for sample in batch]
+            passes = best_fit(sizes, min(config.tokens_per_pass, -(-sum(sizes) // backend.parallel_passes)))
             normalizer = float(max(1, learnt_tokens(batch)))
         with timer.phase("forward_backward"):
             futures = [

@@ -13,7 +13,7 @@ from rollouts_core.data.collate import learnt, learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput
-from rollouts_core.training.backend import TokenScores, TrainBatch
+from rollouts_core.training.backend import TokenScores, TrainBatch, TrainFuture
 from rollouts_core.training.losses import Aggregation
 from rollouts_core.types import Sample
 
@@ -35,11 +35,13 @@ def to_streams(samples: Sequence[Sample]) -> list[Example]:
     return examples
 
 
-def cut(samples: Sequence[Sample], minibatches: int, tokens_per_pass: int) -> Cuts:
-    """Equal minibatches of whole groups, in order; passes of about so many tokens, groups whole where they fit."""
+def cut(samples: Sequence[Sample], minibatches: int, tokens_per_pass: int, parallel: int = 1) -> Cuts:
+    """Equal minibatches of whole groups, in order; passes of about so many tokens, groups whole where they fit, at least
+    about `parallel` of them."""
     size = len(samples) // minibatches
     return [
-        _passes(samples, range(begin, begin + size), tokens_per_pass) for begin in range(0, minibatches * size, size)
+        _passes(samples, range(begin, begin + size), tokens_per_pass, parallel)
+        for begin in range(0, minibatches * size, size)
     ]
 
 
@@ -51,15 +53,16 @@ def with_streams(examples: Sequence[Example], name: str, values: Sequence[Floats
 
 
 def scores_of(
-    examples: Sequence[Example], cuts: Cuts, score: Callable[[TrainBatch], TokenScores]
+    examples: Sequence[Example], cuts: Cuts, score: Callable[[TrainBatch], TrainFuture[TokenScores]]
 ) -> tuple[list[Floats], list[Floats] | None]:
     """Log-probabilities, and a critic's values where there is one, of each example's learnt tokens."""
     logprobs: list[Floats] = [np.zeros(0)] * len(examples)
     values = list(logprobs)
     critic = False
-    for indices in (indices for passes in cuts for indices in passes):
-        chosen = [examples[index] for index in indices]
-        scores = score(pack_batch(chosen, 1.0))
+    passes = [indices for passes in cuts for indices in passes]
+    futures = [score(pack_batch([examples[index] for index in indices], 1.0)) for indices in passes]
+    for indices, future in zip(passes, futures, strict=True):
+        chosen, scores = [examples[index] for index in indices], future.result()
         ends = np.cumsum([len(learnt(example)) for example in chosen])[:-1]
         critic = scores.values_M is not None
         for found, wanted in ((scores.logprobs_M, logprobs), (scores.values_M, values)):
@@ -77,8 +80,10 @@ def normalizer_of(examples: Sequence[Example], aggregation: Aggregation, longest
     return float(len(examples) * (longest if aggregation == "constant" else 1))
 
 
-def _passes(samples: Sequence[Sample], indices: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
+def _passes(samples: Sequence[Sample], indices: Sequence[int], tokens_per_pass: int, parallel: int) -> list[list[int]]:
     """Groups by best fit, so that each group's prompt is computed once; a group too large for a pass is cut."""
+    total = sum(samples[index].response_length for index in indices)
+    tokens_per_pass = min(tokens_per_pass, -(-total // parallel)) if parallel > 1 else tokens_per_pass
     units: list[list[int]] = []
     sizes: list[int] = []
     for index in indices:

@@ -110,7 +110,7 @@ def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
     trained = backend()
     run(trained, settings(2))
     trained.save(tmp_path)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json"}
+    assert {path.suffix for path in tmp_path.rglob("*.*")} == {".safetensors", ".json"}
 
 
 def test_an_unfinished_checkpoint_is_never_taken_and_old_ones_go(tmp_path: Path) -> None:

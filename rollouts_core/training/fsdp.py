@@ -1,0 +1,198 @@
+"""Sharded training: FSDP2 over the ranks of a job, driven by rank 0.
+
+Decision: ranks share the work pass by pass. Rank 0 queues passes until each rank has one, or until a result is asked
+for; a rank without one computes an empty pass, for shards are gathered by all together. Gradients are summed, never
+averaged: every pass is already divided by what the whole optimizer step has, so the number of ranks changes nothing.
+
+Parameters are float32 shards, and are gathered in the type of the computation; gradients are reduced in float32.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from rollouts_core.errors import NonFiniteGradient
+from rollouts_core.training.backend import ImmediateTrainFuture, LossFunction, Metrics, TokenScores, TrainBatch, Weights
+from rollouts_core.training.policy import Policy, create_policy
+from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
+from rollouts_core.training.ranks import Ranks, empty_batch, receive_batch, send_batch
+
+T = TypeVar("T")
+
+
+def create_fsdp_backend(
+    model: Any,
+    loss_function: LossFunction,
+    optimization: Optimization,
+    ranks: Ranks,
+    *,
+    temperature: float = 1.0,
+    critic: bool = False,
+    activation_checkpointing: bool = False,
+) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
+    """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes; the
+    weights are rank 0's. Raises `BadInput` as `Policy` does."""
+    dtype = next(model.parameters()).dtype
+    policy = create_policy(model, temperature, critic, activation_checkpointing)
+    shard(policy, ranks, dtype)
+    own = PyTorchTrainingBackend(policy, loss_function, optimization, dtype)
+    return FSDPTrainingBackend(ranks, own) if ranks.rank == 0 else own
+
+
+def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
+    """Make the policy, which each rank has whole and on its device, rank 0's; keep a shard of it."""
+    policy.float()
+    with torch.no_grad():
+        for value in policy.parameters():
+            dist.broadcast(value, 0)
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    layers = set(policy.model._no_split_modules or ())
+    for module in [module for module in policy.modules() if type(module).__name__ in layers]:
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+class FSDPTrainingBackend:
+    """Rank 0's side. Fits `TrainingBackend`."""
+
+    def __init__(self, ranks: Ranks, own: PyTorchTrainingBackend) -> None:
+        self._ranks, self._own = ranks, own
+        self._queue: list[_Queued[Any]] = []
+
+    @property
+    def weight_version(self) -> int:
+        return self._own.weight_version
+
+    @property
+    def parallel_passes(self) -> int:
+        return self._ranks.size
+
+    def forward_backward(self, batch: TrainBatch) -> "_Queued[Metrics]":
+        return self._queued("pass", batch)
+
+    def score(self, batch: TrainBatch) -> "_Queued[TokenScores]":
+        return self._queued("score", batch)
+
+    def optim_step(self) -> ImmediateTrainFuture[Metrics]:
+        self.flush()
+        self._ranks.tell({"do": "step"})
+        return self._own.optim_step()
+
+    def get_weights(self) -> ImmediateTrainFuture[Weights]:
+        self.flush()
+        self._ranks.tell({"do": "weights"})
+        return self._own.get_weights()
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> ImmediateTrainFuture[None]:
+        self._own.check_weights(weights)
+        self._ranks.tell({"do": "load_weights"})
+        return self._own.load_weights(weights)
+
+    def save(self, directory: Path) -> None:
+        self._ranks.tell({"do": "save", "directory": str(directory)})
+        self._own.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self._ranks.tell({"do": "load", "directory": str(directory)})
+        self._own.load(directory)
+
+    def flush(self) -> None:
+        """Have what is queued computed."""
+        queue, self._queue = self._queue, []
+        if not queue:
+            return
+        kind = queue[0].kind
+        self._ranks.tell({"do": kind, "passes": len(queue)})
+        for rank, entry in enumerate(queue[1:], 1):
+            send_batch(self._ranks, rank, entry.batch)
+        if kind == "pass":
+            queue[0].found = self._own.forward_backward(queue[0].batch).result()
+            for rank, entry in enumerate(queue[1:], 1):
+                entry.found = self._ranks.receive(rank)[0]
+        else:
+            queue[0].found = self._own.score(queue[0].batch).result()
+            for rank, entry in enumerate(queue[1:], 1):
+                entry.found = TokenScores(**self._ranks.receive(rank)[1])
+
+    def _queued(self, kind: str, batch: TrainBatch) -> "_Queued[Any]":
+        if self._queue and self._queue[0].kind != kind:
+            self.flush()
+        entry: _Queued[Any] = _Queued(self, kind, batch)
+        self._queue.append(entry)
+        if len(self._queue) == self._ranks.size:
+            self.flush()
+        return entry
+
+
+@dataclass
+class _Queued(Generic[T]):
+    """Fits `TrainFuture`."""
+
+    backend: FSDPTrainingBackend
+    kind: str
+    batch: TrainBatch
+    found: Any = field(default=None)
+
+    def result(self, timeout: float | None = None) -> T:
+        if self.found is None:
+            self.backend.flush()
+        value: T = self.found
+        return value
+
+
+def serve(ranks: Ranks, own: PyTorchTrainingBackend) -> None:
+    """Another rank's side: do what rank 0 tells, until it ends or wants another model."""
+    while (message := ranks.hear())["do"] not in ("end", "build"):
+        _DOES[message["do"]](ranks, own, message)
+
+
+def _pass(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+    if ranks.rank < message["passes"]:
+        ranks.send(0, own.forward_backward(receive_batch(ranks)).result(), {})
+    else:
+        own.empty_pass(empty_batch())
+
+
+def _score(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+    mine = ranks.rank < message["passes"]
+    scores = own.score(receive_batch(ranks) if mine else empty_batch()).result()
+    if mine:
+        ranks.send(0, {}, {name: value for name, value in scores._asdict().items() if value is not None})
+
+
+def _step(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+    try:
+        own.optim_step()
+    except NonFiniteGradient:
+        """Rank 0 raises it, too, and says what follows."""
+
+
+def _load_weights(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+    own.load_weights({name: torch.empty(shape) for name, shape in own.names.items()})
+
+
+def _at(method: str, ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+    getattr(own, method)(Path(message["directory"]))
+
+
+_DOES: dict[str, Any] = {
+    "pass": _pass,
+    "score": _score,
+    "step": _step,
+    "weights": lambda ranks, own, message: own.get_weights(),
+    "load_weights": _load_weights,
+    "save": partial(_at, "save"),
+    "load": partial(_at, "load"),
+}

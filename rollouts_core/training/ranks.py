@@ -1,0 +1,107 @@
+"""Several processes that train one policy: rank 0 runs the stage, the others do what it tells them.
+
+Decision: one process decides. Loops, generation, rewards and checkpoints' places are rank 0's alone, the same code as
+on one device; the others hold shards and compute. So nothing can drift apart but the tensors, which torch keeps
+together.
+
+Decision: what ranks tell each other is JSON and plain tensors over gloo, on loopback or the hosts of a job; no pickle.
+
+A rank that dies ends all: torchrun's agent, which started them, sees to it (`stages.launch`).
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rollouts_core.training.backend import TrainBatch
+from rollouts_core.training.packed import Span
+
+QUIET = timedelta(hours=24)
+"""How long the others may wait for rank 0, which may be generating. One that is gone is noticed by the agent."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among them."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Rank 0 to all others, as JSON."""
+        data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([len(data)]), 0)
+        dist.broadcast(data, 0)
+
+    def hear(self) -> dict[str, Any]:
+        """What rank 0 tells."""
+        length = torch.zeros(1, dtype=torch.long)
+        dist.broadcast(length, 0)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, 0)
+        found: dict[str, Any] = json.loads(data.numpy().tobytes())
+        return found
+
+    def send(self, to: int, about: Mapping[str, Any], numbers: Mapping[str, torch.Tensor]) -> None:
+        """JSON, and one-dimensional tensors by name: integers as int64, others as float32."""
+        kinds = {name: [len(value), not value.is_floating_point()] for name, value in numbers.items()}
+        data = torch.frombuffer(bytearray(json.dumps([dict(about), kinds]).encode()), dtype=torch.uint8)
+        dist.send(torch.tensor([len(data)]), to)
+        dist.send(data, to)
+        for value in numbers.values():
+            dist.send(value.to("cpu", torch.float32 if value.is_floating_point() else torch.int64), to)
+
+    def receive(self, sender: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What `send` sent."""
+        length = torch.zeros(1, dtype=torch.long)
+        dist.recv(length, sender)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(data, sender)
+        about, kinds = json.loads(data.numpy().tobytes())
+        numbers = {}
+        for name, (size, integer) in kinds.items():
+            numbers[name] = torch.empty(size, dtype=torch.int64 if integer else torch.float32)
+            dist.recv(numbers[name], sender)
+        return about, numbers
+
+
+def join_ranks(device: str) -> Ranks:
+    """Enter the group that torchrun's environment describes; `device` is 'cuda' or 'cpu'."""
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    own = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(own)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=QUIET)
+    return Ranks(rank, size, own)
+
+
+def leave_ranks() -> None:
+    dist.destroy_process_group()
+
+
+def send_batch(ranks: Ranks, to: int, batch: TrainBatch) -> None:
+    numbers = {
+        entry.name: value for entry in fields(batch) if isinstance(value := getattr(batch, entry.name), torch.Tensor)
+    }
+    about = {"spans": batch.spans, "sequences": batch.sequences, "normalizer": batch.normalizer}
+    ranks.send(to, about, numbers)
+
+
+def receive_batch(ranks: Ranks) -> TrainBatch:
+    """From rank 0."""
+    about, numbers = ranks.receive(0)
+    about["spans"] = tuple(Span(*span) for span in about["spans"])
+    return TrainBatch(**about, **numbers)  # type: ignore[arg-type]
+
+
+def empty_batch() -> TrainBatch:
+    """What a rank without work computes, so that all take part in what they do together."""
+    one = torch.zeros(1, dtype=torch.long)
+    return TrainBatch(torch.zeros(2, dtype=torch.long), torch.arange(2), (Span(0, 2),), one, one, one, 1, 1.0)

@@ -1,0 +1,92 @@
+"""What each rank of a test does; `test_fsdp.py` starts it under torchrun: `on_ranks.py WHAT DIRECTORY`."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from rollouts_core.algorithms import PPO
+from rollouts_core.data.collate import learnt_tokens, pack_batch
+from rollouts_core.data.packing import best_fit
+from rollouts_core.training.algorithms import recipe_of
+from rollouts_core.training.backend import TrainingBackend
+from rollouts_core.training.fsdp import FSDPTrainingBackend, create_fsdp_backend, serve
+from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_rl_loss
+from rollouts_core.training.optimizers import OptimizerName
+from rollouts_core.training.pytorch import Optimization
+from rollouts_core.training.ranks import join_ranks, leave_ranks
+from tests.rollouts_core.models import tiny_model
+from tests.rollouts_core.test_packed import sequences
+
+STEPS = 4
+
+
+def optimization(optimizer: OptimizerName = "adamw") -> Optimization:
+    return Optimization(1e-2, optimizer, max_grad_norm=0.5)
+
+
+def train(backend: TrainingBackend, steps: range, tokens_per_pass: int = 30) -> list[dict[str, float]]:
+    """Steps of eight sequences; as many passes as they take, odd numbers among them."""
+    told = []
+    for step in steps:
+        examples = sequences([3, 9, 14, 5, 7, 11, 2, 6][: 8 - step % 3], seed=step)
+        cuts = best_fit([len(example.tokens) for example in examples], tokens_per_pass)
+        normalizer = float(learnt_tokens(examples))
+        futures = [backend.forward_backward(pack_batch([examples[i] for i in c], normalizer)) for c in cuts]
+        loss = sum(future.result()["loss_sum"] for future in futures)
+        told.append({"loss": loss, **backend.optim_step().result()})
+    return told
+
+
+def main() -> None:
+    what, directory = sys.argv[1], Path(sys.argv[2])
+    torch.use_deterministic_algorithms(True)
+    ranks = join_ranks("cpu")
+    critic = what == "critic"
+    loss = create_rl_loss(recipe_of(PPO(), 8), Extras()) if critic else create_cross_entropy_loss()
+    dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
+    model = tiny_model(seed=ranks.rank).to(dtype)
+    backend = create_fsdp_backend(
+        model, loss, optimization("muon" if what == "muon" else "adamw"), ranks, critic=critic,
+        activation_checkpointing=what == "checkpointing",
+    )  # fmt: skip
+    if not isinstance(backend, FSDPTrainingBackend):
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        serve(ranks, backend)
+        leave_ranks()
+        return
+    found: Any = rank_zero(what, backend, directory)
+    (directory / "told.json").write_text(json.dumps(found))
+    weights = {name: value.contiguous() for name, value in backend.get_weights().result().items()}
+    save_file(weights, directory / "weights.safetensors")
+    ranks.tell({"do": "end"})
+    leave_ranks()
+
+
+def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
+    if what == "resume":
+        backend.load(directory / "checkpoint")
+        return train(backend, range(2, STEPS))
+    if what == "score":
+        batches = [pack_batch(sequences([4, 7], seed=seed), 1.0) for seed in range(3)]
+        futures = [backend.score(batch) for batch in batches]
+        return [future.result().logprobs_M.tolist() for future in futures]
+    if what == "load":
+        weights = {name: value.clone() for name, value in tiny_model(seed=7).named_parameters()}
+        backend.load_weights(weights)
+        return []
+    told = train(backend, range(2 if what == "save" else STEPS))
+    if what == "save":
+        (directory / "checkpoint").mkdir()
+        backend.save(directory / "checkpoint")
+    return told
+
+
+if __name__ == "__main__":
+    main()
