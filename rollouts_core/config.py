@@ -230,9 +230,24 @@ class RLConfig:
 
 
 @part
-class BackendConfig:
-    """How training uses its device."""
+class LoRAConfig:
+    """Low-rank adapters: the weights stay, and small matrices beside the linear layers are trained."""
 
+    rank: int = Field(default=16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(default=32.0, gt=0, description="What they add is scaled by alpha / rank.")
+    targets: tuple[str, ...] = Field(
+        default=(), description="Names of linear layers, as q_proj; none: all but the head."
+    )
+
+
+@part
+class BackendConfig:
+    """How training uses its device, or devices."""
+
+    processes: Operational[int] = Field(
+        default=1, ge=1, description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device."
+    )
+    lora: LoRAConfig | None = Field(default=None, description="Train adapters instead of the weights.")
     activation_checkpointing: Operational[bool] = Field(
         default=False, description="Compute activations again for the gradient: less memory, a third more time."
     )
@@ -375,7 +390,7 @@ class PipelineConfig:
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":
-        return _or_raise(self, _chain_problems(self) + _length_problems(self))
+        return _or_raise(self, _chain_problems(self) + _length_problems(self) + _rank_problems(self))
 
 
 def _chain_problems(config: PipelineConfig) -> list[str]:
@@ -389,6 +404,15 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
     if config.sft is None and isinstance(config.model, ScratchModel):
         problems.append("model.kind: a model from scratch needs sft before rl; give a pretrained one")
     return problems
+
+
+def _rank_problems(config: PipelineConfig) -> list[str]:
+    processes, machine = config.backend.processes, config.machine
+    if processes == 1 or machine.kind == "local" or machine.device == "cpu":
+        return []
+    if machine.gpus is None or machine.gpus < processes:
+        return [f"machine.gpus: backend.processes is {processes}; lease as many GPUs"]
+    return []
 
 
 def _length_problems(config: PipelineConfig) -> list[str]:

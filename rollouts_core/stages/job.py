@@ -14,12 +14,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.stages.ranks import help_rank_zero, lead, processes_of
 from rollouts_core.stages.stage import Stage, stage_from_data
 from rollouts_core.stages.work import Session, make_stage, open_session
 from rollouts_core.store.store import Store, open_store
@@ -34,15 +37,35 @@ PULSE_SECONDS = 2.0
 
 
 def main(directory: Path) -> int:
-    """Make the job's stages. Returns the exit status."""
+    """Make the job's stages, alone or as one of several ranks. Returns the exit status."""
     _end_with_parent()
-    threading.Thread(target=_keep_pulse, args=(directory / "pulse",), daemon=True).start()
     os.environ.setdefault("TQDM_DISABLE", "1")
     spec = json.loads((directory / "spec.json").read_text())
     stages = [stage_from_data(data) for data in spec["stages"]]
+    processes = max(map(processes_of, stages))
+    if processes == 1:
+        return _make(directory, spec, stages, None)
+    if "RANK" not in os.environ:
+        status, killed = lead(directory, processes)
+        return _fail(directory, stages[0], EXIT_TRY_AGAIN, killed) if killed else status
+    from rollouts_core.training.ranks import join_ranks, leave_ranks
+
+    ranks = join_ranks(prepare_torch(spec["device"]))
+    if ranks.rank:
+        help_rank_zero(ranks)
+    elif status := _make(directory, spec, stages, ranks):
+        return status
+    else:
+        ranks.tell({"do": "end"})
+    leave_ranks()
+    return 0
+
+
+def _make(directory: Path, spec: Mapping[str, Any], stages: Sequence[Stage], ranks: Any) -> int:
+    threading.Thread(target=_keep_pulse, args=(directory / "pulse",), daemon=True).start()
     store = open_store(Path(spec["store"]["home"]), spec["store"]["url"])
     followed = JSONLLogger(directory / "metrics.jsonl")
-    with open_session(directory.parent / f"serve-{directory.name}") as session:
+    with open_session(directory.parent / f"serve-{directory.name}", ranks) as session:
         for stage in stages:
             if status := _attempt(stage, store, followed, spec["device"], session, directory):
                 return status

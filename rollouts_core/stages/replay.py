@@ -58,7 +58,7 @@ def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
         model = policy_of(work, spec, tokenizer)
-        recipe = recipe_for(work, spec)
+        recipe = recipe_for(segment)
         backend = backend_for(model, spec, recipe)
         reference = reference_for(work, spec, tokenizer)
         if spec.start > 0:

@@ -31,16 +31,19 @@ from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.overlap import OverlappedRollouts
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import GeneratedRollouts, generating
+from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.work import Work
 from rollouts_core.training.algorithms import Recipe, recipe_of
-from rollouts_core.training.backend import TokenScores, TrainBatch, TrainingBackend
+from rollouts_core.training.backend import TokenScores, TrainBatch
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
+from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import initial_policy, load_hf_model, save_policy, seed_torch
 from rollouts_core.training.objectives import Extras, create_rl_loss
 from rollouts_core.training.policy import Policy
-from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
+from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
@@ -54,7 +57,7 @@ class Trainer:
 
     model: Any
     tokenizer: Any
-    backend: TrainingBackend
+    backend: FSDPTrainingBackend | PyTorchTrainingBackend
     recipe: Recipe
     reference: Callable[[TrainBatch], TokenScores] | None
     rollouts: GeneratedRollouts
@@ -85,7 +88,9 @@ def run(work: Work) -> dict[str, float]:
             with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
                 _save(trainer, directory)
             trainer.journal.forget(step.step)
-    save_policy(trainer.model, trainer.tokenizer, work.out / "policy")
+    if spec.backend.lora is not None:
+        trainer.backend.save_adapter(work.out / "adapter")
+    save_policy(trainer.model, trainer.tokenizer, work.out / "policy", trainer.backend.get_weights().result())
     (work.out / "state").mkdir()
     _save(trainer, work.out / "state")
     for name in ("metrics.jsonl", "rollouts.jsonl"):
@@ -137,14 +142,18 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     colocated = shares_device(spec.engine, work.session.servers)
     same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated, same_thread))
-    recipe = recipe_for(work, spec)
-    backend = backend_for(model, spec, recipe)
+    recipe = recipe_for(work.stage)
+    if work.session.ranks:
+        tell_build(work.session.ranks, work.stage, model)
+    backend = backend_for(model, spec, recipe, work.session.ranks)
     return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)
 
 
-def backend_for(model: Any, spec: RLSpec, recipe: Recipe) -> TrainingBackend:
+def backend_for(
+    model: Any, spec: RLSpec, recipe: Recipe, ranks: Any = None
+) -> FSDPTrainingBackend | PyTorchTrainingBackend:
     training = spec.training
-    return create_pytorch_backend(
+    return create_backend(
         model,
         create_rl_loss(recipe, extras_of(training)),
         Optimization(
@@ -154,14 +163,17 @@ def backend_for(model: Any, spec: RLSpec, recipe: Recipe) -> TrainingBackend:
             training.max_grad_norm,
             create_scheduler("constant", training.warmup_steps, 0),
         ),
+        ranks,
         temperature=training.temperature,
         critic=recipe.critic,
         activation_checkpointing=spec.backend.activation_checkpointing,
+        lora=spec.backend.lora,
     )
 
 
-def recipe_for(work: Work, spec: RLSpec) -> Recipe:
-    custom = work.stage.external.get("algorithm")
+def recipe_for(stage: Stage) -> Recipe:
+    spec, custom = stage.spec, stage.external.get("algorithm")
+    assert isinstance(spec, RLSpec), "a segment is RL's"
     function = load_function(custom.location, {}, "algorithm") if custom else None
     return recipe_of(spec.training.algorithm, spec.training.max_new_tokens, function)
 

@@ -2,16 +2,19 @@
 
 import math
 import shutil
+from typing import Any
 
 from rollouts_core.data.tokenized import read_examples
 from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import SFTSpec
 from rollouts_core.stages.work import Work
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
+from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import initial_policy, save_policy, seed_torch
 from rollouts_core.training.objectives import create_cross_entropy_loss
-from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
+from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.training.sft import SFTTrainingConfig, run_sft_training
 
@@ -25,18 +28,9 @@ def run(work: Work) -> dict[str, float]:
     model = initial_policy(
         spec.model, work.stage.external.get("model"), tokenizer, spec.max_length, spec.seed, work.device
     )
-    backend = create_pytorch_backend(
-        model,
-        create_cross_entropy_loss(),
-        Optimization(
-            training.learning_rate,
-            training.optimizer,
-            training.weight_decay,
-            training.max_grad_norm,
-            create_scheduler(training.schedule, training.warmup_steps, training.steps),
-        ),
-        activation_checkpointing=spec.backend.activation_checkpointing,
-    )
+    if work.session.ranks:
+        tell_build(work.session.ranks, work.stage, model)
+    backend = backend_for(model, spec, work.session.ranks)
     seed_torch(spec.seed, "sft")
     start = 0
     if found := last_checkpoint(work.scratch / "checkpoints"):
@@ -55,6 +49,27 @@ def run(work: Work) -> dict[str, float]:
         if step.step % training.checkpoint_every == 0 and not last:
             with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
                 backend.save(directory)
-    save_policy(model, tokenizer, work.out / "policy")
+    if spec.backend.lora is not None:
+        backend.save_adapter(work.out / "adapter")
+    save_policy(model, tokenizer, work.out / "policy", backend.get_weights().result())
     shutil.copyfile(work.scratch / "metrics.jsonl", work.out / "metrics.jsonl")
     return {"loss": loss}
+
+
+def backend_for(model: Any, spec: SFTSpec, ranks: Any = None) -> FSDPTrainingBackend | PyTorchTrainingBackend:
+    training = spec.training
+    optimization = Optimization(
+        training.learning_rate,
+        training.optimizer,
+        training.weight_decay,
+        training.max_grad_norm,
+        create_scheduler(training.schedule, training.warmup_steps, training.steps),
+    )
+    return create_backend(
+        model,
+        create_cross_entropy_loss(),
+        optimization,
+        ranks,
+        activation_checkpointing=spec.backend.activation_checkpointing,
+        lora=spec.backend.lora,
+    )

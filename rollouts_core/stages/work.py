@@ -60,12 +60,14 @@ class Session:
     """Ends what they left running."""
     servers: Path | None = None
     """The directory of the inference servers beside this process's job."""
+    ranks: Any = None
+    """The processes that train together, of which this is rank 0; None for one alone."""
 
 
 @contextmanager
-def open_session(servers: Path | None = None) -> Iterator[Session]:
+def open_session(servers: Path | None = None, ranks: Any = None) -> Iterator[Session]:
     with ExitStack() as closing:
-        yield Session({}, closing, servers)
+        yield Session({}, closing, servers, ranks)
 
 
 @dataclass(frozen=True)

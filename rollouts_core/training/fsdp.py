@@ -18,13 +18,24 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from rollouts_core.config import LoRAConfig
 from rollouts_core.errors import NonFiniteGradient
 from rollouts_core.training.backend import ImmediateTrainFuture, LossFunction, Metrics, TokenScores, TrainBatch, Weights
+from rollouts_core.training.lora import adapter_tensors
 from rollouts_core.training.policy import Policy, create_policy
-from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
+from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
 from rollouts_core.training.ranks import Ranks, empty_batch, receive_batch, send_batch
 
 T = TypeVar("T")
+
+
+def create_backend(
+    model: Any, loss_function: LossFunction, optimization: Optimization, ranks: Ranks | None = None, **options: Any
+) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
+    """On one device, or sharded over ranks; `options` are those of either."""
+    if ranks is None:
+        return create_pytorch_backend(model, loss_function, optimization, **options)
+    return create_fsdp_backend(model, loss_function, optimization, ranks, **options)
 
 
 def create_fsdp_backend(
@@ -36,11 +47,12 @@ def create_fsdp_backend(
     temperature: float = 1.0,
     critic: bool = False,
     activation_checkpointing: bool = False,
+    lora: LoRAConfig | None = None,
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
     """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes; the
     weights are rank 0's. Raises `BadInput` as `Policy` does."""
     dtype = next(model.parameters()).dtype
-    policy = create_policy(model, temperature, critic, activation_checkpointing)
+    policy = create_policy(model, temperature, critic, activation_checkpointing, lora)
     shard(policy, ranks, dtype)
     own = PyTorchTrainingBackend(policy, loss_function, optimization, dtype)
     return FSDPTrainingBackend(ranks, own) if ranks.rank == 0 else own
@@ -108,6 +120,10 @@ class FSDPTrainingBackend:
         self._ranks.tell({"do": "load", "directory": str(directory)})
         self._own.load(directory)
 
+    def save_adapter(self, directory: Path) -> None:
+        self._ranks.tell({"do": "gather_adapter"})
+        self._own.save_adapter(directory)
+
     def flush(self) -> None:
         """Have what is queued computed."""
         queue, self._queue = self._queue, []
@@ -152,10 +168,11 @@ class _Queued(Generic[T]):
         return value
 
 
-def serve(ranks: Ranks, own: PyTorchTrainingBackend) -> None:
-    """Another rank's side: do what rank 0 tells, until it ends or wants another model."""
-    while (message := ranks.hear())["do"] not in ("end", "build"):
+def serve(ranks: Ranks, own: PyTorchTrainingBackend) -> dict[str, Any]:
+    """Another rank's side: do what rank 0 tells, until it says something else, which is returned."""
+    while (message := ranks.hear())["do"] in _DOES:
         _DOES[message["do"]](ranks, own, message)
+    return message
 
 
 def _pass(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
@@ -192,6 +209,7 @@ _DOES: dict[str, Any] = {
     "score": _score,
     "step": _step,
     "weights": lambda ranks, own, message: own.get_weights(),
+    "gather_adapter": lambda ranks, own, message: adapter_tensors(own.unwrap()),
     "load_weights": _load_weights,
     "save": partial(_at, "save"),
     "load": partial(_at, "load"),

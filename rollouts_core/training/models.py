@@ -2,6 +2,8 @@
 
 import copy
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.
 
 def load_hf_model(directory_or_name: str, dtype: Dtype, device: str, **options: Any) -> Any:
     """A causal language model by directory or hub name. Raises `BadInput` when it cannot be loaded."""
+    adapter = Path(directory_or_name) / "adapter_config.json"
+    if adapter.exists() and not adapter.with_name("config.json").exists():
+        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
+        raise BadInput(f"{directory_or_name} is an adapter of {base}, not a model: merge it into its base first")
     try:
         model = AutoModelForCausalLM.from_pretrained(directory_or_name, dtype=DTYPES[dtype], **options)
     except (OSError, ValueError) as error:
@@ -72,9 +78,9 @@ def copy_of(model: Any) -> Any:
     return copied
 
 
-def save_policy(model: Any, tokenizer: Any, directory: Path) -> None:
+def save_policy(model: Any, tokenizer: Any, directory: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """A Hugging Face model directory, tokenizer included, weights as safetensors."""
-    model.save_pretrained(str(directory))
+    model.save_pretrained(str(directory), state_dict=dict(weights))
     tokenizer.save_pretrained(str(directory))
 
 

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from rollouts_core.config import LoRAConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.training.backend import TokenScores, TrainBatch
+from rollouts_core.training.lora import add_adapters
 from rollouts_core.training.packed import attention_over, use_packed_attention
 
 CHUNK_ELEMENTS = 2**26
@@ -56,8 +58,15 @@ class Policy(nn.Module):
 
 
 def create_policy(
-    model: Any, temperature: float = 1.0, critic: bool = False, activation_checkpointing: bool = False
+    model: Any,
+    temperature: float = 1.0,
+    critic: bool = False,
+    activation_checkpointing: bool = False,
+    lora: LoRAConfig | None = None,
 ) -> Policy:
+    """A policy ready to be trained. Raises `BadInput` as `Policy` and `add_adapters` do."""
+    if lora is not None:
+        add_adapters(model, lora)
     if activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Policy(model, temperature, critic)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rollouts_core.config import LoRAConfig
 from rollouts_core.errors import NonFiniteGradient, WeightMismatch
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
@@ -21,6 +22,7 @@ from rollouts_core.training.backend import (
     Weights,
 )
 from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
+from rollouts_core.training.lora import model_weights, save_adapter
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
 from rollouts_core.training.policy import Policy, create_policy
 from rollouts_core.training.schedule import Rate
@@ -63,13 +65,20 @@ class PyTorchTrainingBackend:
         return self._version
 
     @property
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds: what is trained, in float32, and what stands still beside it."""
+        frozen = {name: value for name, value in self._policy.named_parameters() if not value.requires_grad}
+        return {**frozen, **self._masters.named}
+
+    @property
     def parallel_passes(self) -> int:
         return 1
 
     @property
     def names(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the model's weights."""
-        return {name: tuple(value.shape) for name, value in self._policy.model.named_parameters()}
+        named = self._policy.model.named_parameters()
+        return {name.replace(".base_layer.", "."): tuple(v.shape) for name, v in named if "lora_" not in name}
 
     def forward_backward(self, batch: TrainBatch) -> ImmediateTrainFuture[Metrics]:
         self._policy.train()
@@ -106,15 +115,15 @@ class PyTorchTrainingBackend:
         return ImmediateTrainFuture({"grad_norm": norm.item(), "learning_rate": learning_rate})
 
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
-        named = self._policy.model.named_parameters()
-        wholes = ((name, whole(value.detach())) for name, value in named)
-        return ImmediateTrainFuture({name: value.to(self._dtype or value.dtype) for name, value in wholes})
+        weights = model_weights(self._policy.model)
+        return ImmediateTrainFuture({name: value.to(self._dtype or value.dtype) for name, value in weights.items()})
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> ImmediateTrainFuture[None]:
         self.check_weights(weights)
         with torch.no_grad():
             for name, value in self._policy.model.named_parameters():
-                value.copy_(like(value, weights[name]))
+                if "lora_" not in name:
+                    value.copy_(like(value, weights[name.replace(".base_layer.", ".")]))
         self._masters.refresh()
         return ImmediateTrainFuture(None)
 
@@ -124,11 +133,15 @@ class PyTorchTrainingBackend:
             raise WeightMismatch(f"weights differ in {sorted(set(self.names) ^ set(weights))[:5]}")
 
     def save(self, directory: Path) -> None:
-        save_training_state(directory, self._masters.named, self._optimizers, self._version)
+        save_training_state(directory, self._kept, self._optimizers, self._version)
 
     def load(self, directory: Path) -> None:
-        self._version = load_training_state(directory, self._masters.named, self._optimizers)
+        self._version = load_training_state(directory, self._kept, self._optimizers)
         self._masters.give_back()
+
+    def save_adapter(self, directory: Path) -> None:
+        """The adapters alone, as peft reads them."""
+        save_adapter(self._policy.model, directory)
 
     def unwrap(self) -> Any:
         """The transformers model below."""
@@ -151,11 +164,13 @@ def create_pytorch_backend(
     temperature: float = 1.0,
     critic: bool = False,
     activation_checkpointing: bool = False,
+    lora: LoRAConfig | None = None,
 ) -> PyTorchTrainingBackend:
     """A backend on the model's device; the model is trained in place.
 
     `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
-    activations again for its gradient instead of keeping them. Raises `BadInput` as `Policy` does.
+    activations again for its gradient instead of keeping them; `lora` trains adapters instead of the weights. Raises
+    `BadInput` as `create_policy` does.
     """
-    policy = create_policy(model, temperature, critic, activation_checkpointing)
+    policy = create_policy(model, temperature, critic, activation_checkpointing, lora)
     return PyTorchTrainingBackend(policy, loss_function, optimization)

@@ -78,9 +78,8 @@ def run_rl_training(
         cuts = cut(samples, config.minibatches, config.tokens_per_pass, backend.parallel_passes)
         if reference is not None:
             with timer.phase("ref"):
-                examples = with_streams(
-                    examples, "reference_logprobs", scores_of(examples, cuts, partial(_at_once, reference))[0]
-                )
+                logprobs, _ = scores_of(examples, cuts, partial(_at_once, reference))
+                examples = with_streams(examples, "reference_logprobs", logprobs)
         if config.recompute_old or config.recipe.critic:
             with timer.phase("old_log_prob"):
                 examples = _with_old(examples, cuts, backend, config)

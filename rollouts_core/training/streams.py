@@ -36,8 +36,10 @@ def to_streams(samples: Sequence[Sample]) -> list[Example]:
 
 
 def cut(samples: Sequence[Sample], minibatches: int, tokens_per_pass: int, parallel: int = 1) -> Cuts:
-    """Equal minibatches of whole groups, in order; passes of about so many tokens, groups whole where they fit, at least
-    about `parallel` of them."""
+    """Equal minibatches of whole groups, in order; passes of about so many tokens, groups whole where they fit.
+
+    At least `parallel` passes, or nearly so.
+    """
     size = len(samples) // minibatches
     return [
         _passes(samples, range(begin, begin + size), tokens_per_pass, parallel)

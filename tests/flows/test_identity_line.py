@@ -22,6 +22,7 @@ PLACES = {
     "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
     "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
+    "LoRAConfig": "backend.lora",
     **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
 }  # fmt: skip
 """Where in the config a part stands."""
@@ -46,7 +47,8 @@ CHANGES: dict[str, Any] = {
     "RLConfig.temperature": 0.5, "RLConfig.max_new_tokens": 2, "RLConfig.reward": "contains_answer",
     "RLConfig.kl_coef": 0.5, "RLConfig.kl_as": "reward", "RLConfig.kl_estimator": "k2", "RLConfig.entropy_coef": 0.1,
     "RLConfig.tokens_per_pass": 200, "RLConfig.optimizer": "muon", "RLConfig.log_samples": 1,
-    "RLConfig.checkpoint_every": 3, "BackendConfig.activation_checkpointing": True,
+    "RLConfig.checkpoint_every": 3, "BackendConfig.activation_checkpointing": True, "BackendConfig.processes": 2,
+    "LoRAConfig.rank": 4, "LoRAConfig.alpha": 4.0, "LoRAConfig.targets": ["q_proj"],
     "GRPO.normalize_std": False, "GRPO.aggregation": "sequence", "DAPO.overlong_tokens": 2,
     "CISPO.weight_low": 0.5, "CISPO.weight_high": 2.0, "ReinforcePlusPlus.group_baseline": True,
     "PPO.gamma": 0.9, "PPO.lam": 0.5, "PPO.value_coef": 0.5, "PPO.value_clip": 0.5,
@@ -117,6 +119,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["engine"] = {"kind": "sglang"}
         if PLACES[part] == "rl.algorithm":
             data["rl"]["algorithm"] = {"kind": getattr(algorithms, part).kind}
+        if part == "LoRAConfig":
+            data["backend"] = {"lora": {}}
         if part == "CustomAlgorithm":
             data["rl"]["algorithm"]["function"] = "rollouts_core.rollout.filters:identify_filter"
         if part == "RolloutsConfig":

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from rollouts_core.algorithms import PPO
+from rollouts_core.config import LoRAConfig
 from rollouts_core.data.collate import learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.training.algorithms import recipe_of
@@ -53,7 +54,7 @@ def main() -> None:
     model = tiny_model(seed=ranks.rank).to(dtype)
     backend = create_fsdp_backend(
         model, loss, optimization("muon" if what == "muon" else "adamw"), ranks, critic=critic,
-        activation_checkpointing=what == "checkpointing",
+        activation_checkpointing=what == "checkpointing", lora=LoRAConfig(rank=4) if what == "lora" else None,
     )  # fmt: skip
     if not isinstance(backend, FSDPTrainingBackend):
         if what == "killed":
@@ -82,6 +83,8 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         backend.load_weights(weights)
         return []
     told = train(backend, range(2 if what == "save" else STEPS))
+    if what == "lora":
+        backend.save_adapter(directory / "adapter")
     if what == "save":
         (directory / "checkpoint").mkdir()
         backend.save(directory / "checkpoint")

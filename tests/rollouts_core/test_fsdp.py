@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rollouts_core.config import LoRAConfig
 from rollouts_core.data.collate import pack_batch
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.optimizers import OptimizerName
@@ -51,6 +52,13 @@ def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     told, weights = on_ranks(what, tmp_path)
     backend = alone()
     assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
+
+
+def test_adapters_in_shards_are_adapters(tmp_path: Path) -> None:
+    told, weights = on_ranks("lora", tmp_path)
+    backend = create_pytorch_backend(tiny_model(), create_cross_entropy_loss(), optimization(), lora=LoRAConfig(rank=4))
+    assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 def test_muon_in_shards_is_muon(tmp_path: Path) -> None:

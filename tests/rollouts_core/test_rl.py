@@ -171,10 +171,9 @@ def make(store: LocalStore, *stages: Any) -> None:
 
 def state(store: LocalStore, stage: Any) -> Mapping[str, torch.Tensor]:
     directory = store.open(stage.artifact)
+    files = [*(directory / "policy").glob("*.safetensors"), *(directory / "state").rglob("*.safetensors")]
     return {
-        f"{file}/{name}": tensor
-        for file in ("policy/model", "state/weights", "state/optimizer", "state/rng")
-        for name, tensor in load_file(directory / f"{file}.safetensors").items()
+        f"{file.relative_to(directory)}/{name}": tensor for file in files for name, tensor in load_file(file).items()
     }
 
 
