@@ -83,6 +83,8 @@ def join_ranks(device: str) -> Ranks:
 
 
 def leave_ranks() -> None:
+    """All together: whoever closes first would be missed by the others."""
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -25,7 +25,7 @@ SECONDS = 120
 def on_ranks(what: str, directory: Path, processes: int = 2) -> tuple[Any, dict[str, torch.Tensor]]:
     """What rank 0 told, and the weights it ended with."""
     done = launched(what, directory, processes)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
     return json.loads((directory / "told.json").read_text()), load_file(directory / "weights.safetensors")
 
 
