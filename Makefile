@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint test-slow test-sglang test-vllm engines generation seeds faults benchmark system install \
+.PHONY: demo test lint test-slow test-sglang test-vllm engines generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
@@ -36,6 +36,9 @@ engines: .engines/sglang .engines/vllm
 
 generation: install-dev
 	$(BIN)/python -m tests.benchmarks.generation
+
+training: install-dev
+	$(BIN)/python -m tests.benchmarks.training
 
 seeds: install
 	$(BIN)/python tests/benchmarks/seeds.py
