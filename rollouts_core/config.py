@@ -22,6 +22,7 @@ def _text(value: object) -> str:
 
 FileOrUrl = Annotated[Path | str, PlainValidator(_text, json_schema_input_type=str)]
 """Read as text, so that a URL keeps its slashes."""
+Overlong = Literal["refuse", "drop", "cut_left", "cut_right"]
 Dtype = Literal["float32", "bfloat16"]
 Optimizer = Annotated[
     Literal["adamw", "muon"], Field(description="muon: for the matrices inside the layers; AdamW for the rest.")
@@ -69,6 +70,9 @@ class DataConfig:
     prompts: Source | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
     heldout: Source | None = Field(default=None, description="Prompts never trained on; accuracy is measured here.")
     max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
+    overlong: Overlong = Field(
+        default="refuse", description="Longer demonstrations; prompts are refused or dropped, never cut."
+    )
 
 
 @part

@@ -35,6 +35,16 @@ def compute_loss_mask(tokenizer: Any, messages: Sequence[Message]) -> tuple[list
     return encoded["input_ids"], mask
 
 
+def plain_mask(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+    """Token ids of plain text, its end of sequence included, and their mask: what follows the prompt is learnt.
+
+    Both are encoded apart, as they are when the policy goes on from the prompt.
+    """
+    given, follows = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, completion))
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return [*given, *follows, *end], [0] * len(given) + [1] * (len(follows) + len(end))
+
+
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of a prompt, ready for the assistant to go on from."""
     text = _render(tokenizer, messages, add_generation_prompt=True)

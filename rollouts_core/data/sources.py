@@ -1,7 +1,8 @@
 """Rows from JSONL files and from whatever `datasets` loads, checked one by one.
 
-A row needs `messages`, a list of objects with a known `role` and a text `content`. Further columns become metadata,
-which rewards read. Problems name the file and the line, and are reported together.
+A row is a conversation, `messages`, a list of objects with a known `role` and a text `content`; or plain text, `prompt`
+and `completion`, or `prompt` alone, or `text`. Which it is, is seen row by row. Further columns become metadata, which
+rewards read. Problems name the file and the line, and are reported together.
 """
 
 import hashlib
@@ -17,17 +18,21 @@ from rollouts_core.store.identity import External, is_url
 from rollouts_core.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
+PLAIN = ("prompt", "completion", "text")
 MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
 class Row:
     messages: tuple[Message, ...]
+    """Empty for plain text."""
     metadata: Mapping[str, Any]
     source_row: int
     """Counted from 0."""
     place: str
     """File and line for messages to people."""
+    plain: tuple[str, str] = ("", "")
+    """Of plain text, what is given and what follows, which is learnt."""
 
 
 def load_rows(source: Jsonl | HubDataset, external: External) -> list[Row]:
@@ -98,9 +103,12 @@ def _dataset(source: HubDataset, external: External) -> Iterator[tuple[str, Any]
 
 
 def _problem(value: Mapping[str, Any]) -> str:
+    plain = [name for name in PLAIN if name in value]
+    if "messages" not in value and plain:
+        return next((f"{name!r} is no text" for name in plain if not isinstance(value[name], str)), "")
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
-        return "no list of messages under 'messages'"
+        return "no list of messages under 'messages', and neither 'prompt' nor 'text'"
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return f"messages[{number}] has no role among {', '.join(ROLES)}"
@@ -110,5 +118,8 @@ def _problem(value: Mapping[str, Any]) -> str:
 
 
 def _row(value: Mapping[str, Any], index: int, place: str) -> Row:
-    messages = tuple(Message(message["role"], message["content"]) for message in value["messages"])
-    return Row(messages, {name: entry for name, entry in value.items() if name != "messages"}, index, place)
+    rest = {name: entry for name, entry in value.items() if name not in ("messages", *PLAIN)}
+    if "messages" not in value:
+        return Row((), rest, index, place, (value.get("prompt", ""), value.get("completion", value.get("text", ""))))
+    rest |= {name: value[name] for name in PLAIN if name in value}
+    return Row(tuple(Message(turn["role"], turn["content"]) for turn in value["messages"]), rest, index, place)

@@ -1,4 +1,4 @@
-"""Tokenized data as Parquet: demonstrations (ids, loss mask, length, source row) and prompts.
+"""Tokenized data as Parquet: demonstrations (ids, loss mask, length, length before it was cut, source row) and prompts.
 
 Rows keep their source row, so that whatever is trained on can be traced to a line of a file.
 """
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollouts_core.data.chat import compute_loss_mask, render_prompt
+from rollouts_core.config import Overlong
+from rollouts_core.data.chat import compute_loss_mask, plain_mask, render_prompt
 from rollouts_core.data.sources import MAX_PROBLEMS, Row
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Message, Prompt
@@ -27,6 +28,7 @@ EXAMPLES = pa.schema(
         ("input_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.int8())),
         ("length", pa.int32()),
+        ("full_length", pa.int32()),
         ("source_row", pa.int32()),
     ]
 )
@@ -53,33 +55,47 @@ class Example:
     """Numbers for each learnt token, by the names of `TrainBatch`'s fields without their legend."""
 
 
-def tokenize_examples(rows: Sequence[Row], tokenizer: Any, max_length: int) -> pa.Table:
-    """Demonstrations as a table. Raises `BadInput` for rows that are too long, unreadable or teach nothing."""
+def tokenize_examples(rows: Sequence[Row], tokenizer: Any, max_length: int, overlong: Overlong = "refuse") -> pa.Table:
+    """Demonstrations as a table; what is too long is dealt with as `overlong` says, and then teaches something or is
+    dropped. Raises `BadInput` for rows that are too long ("refuse"), unreadable or teach nothing."""
     columns: dict[str, list[Any]] = {name: [] for name in EXAMPLES.names}
     problems: list[str] = []
     for row in rows:
         try:
-            ids, mask = compute_loss_mask(tokenizer, row.messages)
+            ids, mask = (
+                compute_loss_mask(tokenizer, row.messages) if row.messages else plain_mask(tokenizer, *row.plain)
+            )
         except BadInput as error:
             problems += [f"{row.place}: {problem}" for problem in error.problems]
             continue
+        full = len(ids)
+        if full > max_length and overlong != "refuse":
+            kept = slice(0, max_length) if overlong == "cut_right" else slice(full - max_length, full)
+            ids, mask = ids[kept], mask[kept]
+            if overlong == "drop" or not any(mask[1:]):
+                continue
         problem = _problem(ids, tokenizer, max_length) or ("" if any(mask) else "has no assistant turn to learn from")
         if problem:
             problems.append(f"{row.place}: {problem}")
-        for name, value in zip(EXAMPLES.names, (ids, mask, len(ids), row.source_row), strict=True):
+        for name, value in zip(EXAMPLES.names, (ids, mask, len(ids), full, row.source_row), strict=True):
             columns[name].append(value)
     _refuse(problems)
     return pa.table(columns, schema=EXAMPLES)
 
 
-def tokenize_prompts(rows: Sequence[Row], tokenizer: Any, max_prompt_length: int) -> pa.Table:
-    """Prompts as a table; an assistant's closing turn is left out. Raises `BadInput` as `tokenize_examples` does."""
+def tokenize_prompts(
+    rows: Sequence[Row], tokenizer: Any, max_prompt_length: int, overlong: Overlong = "refuse"
+) -> pa.Table:
+    """Prompts as a table; an assistant's closing turn is left out, and what is too long is dropped unless it is to be
+    refused: half a prompt asks nothing. Raises `BadInput` as `tokenize_examples` does."""
     columns: dict[str, list[Any]] = {name: [] for name in PROMPTS.names}
     problems: list[str] = []
     for row in rows:
-        messages = row.messages[:-1] if row.messages[-1].role == "assistant" else row.messages
-        ids = render_prompt(tokenizer, messages)
-        if problem := _problem(ids, tokenizer, max_prompt_length):
+        messages = row.messages[:-1] if row.messages and row.messages[-1].role == "assistant" else row.messages
+        ids = render_prompt(tokenizer, messages) if messages else plain_mask(tokenizer, row.plain[0], "")[0][:-1]
+        if len(ids) > max_prompt_length and overlong != "refuse":
+            continue
+        if problem := _problem(ids, tokenizer, max_prompt_length) or ("" if ids else "has no prompt"):
             problems.append(f"{row.place}: {problem}")
         turns = json.dumps([asdict(message) for message in messages])
         values = (ids, len(ids), row.source_row, turns, json.dumps(row.metadata, default=str))
@@ -102,8 +118,14 @@ def read_shards(directory: Path, columns: list[str] | None = None) -> pa.Table:
     return pa.concat_tables([pq.read_table(path, columns=columns) for path in sorted(directory.glob("*.parquet"))])
 
 
-def count_tokens(directory: Path) -> int:
-    return sum(read_shards(directory, ["length"])["length"].to_pylist())
+def count_rows(directory: Path) -> dict[str, float]:
+    """Rows, tokens, and of demonstrations how many were cut."""
+    table = read_shards(directory)
+    lengths = np.asarray(table["length"])
+    counts = {"rows": float(len(lengths)), "tokens": float(lengths.sum())}
+    if "full_length" in table.column_names:
+        counts["cut"] = float((np.asarray(table["full_length"]) > lengths).sum())
+    return counts
 
 
 def read_examples(directory: Path) -> list[Example]:

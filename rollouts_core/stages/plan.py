@@ -62,7 +62,12 @@ def dependents(plan: Plan, changed: Sequence[Stage]) -> list[Stage]:
 
 
 def _tokenize(config: PipelineConfig, external: Externals) -> Stage:
-    spec = TokenizeSpec(tokenizer=_tokenizer(config.model), sources=_sources(config), max_length=config.data.max_length)
+    spec = TokenizeSpec(
+        tokenizer=_tokenizer(config.model),
+        sources=_sources(config),
+        max_length=config.data.max_length,
+        overlong=config.data.overlong,
+    )
     return Stage("tokenize", "tokenize", VERSIONS["tokenize"], spec, {}, _pick(external, *spec.sources, "model"))
 
 

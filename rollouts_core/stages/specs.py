@@ -12,6 +12,7 @@ from rollouts_core.config import (
     HubDataset,
     Jsonl,
     Model,
+    Overlong,
     RLConfig,
     SFTConfig,
 )
@@ -36,6 +37,7 @@ class TokenizeSpec:
     sources: dict[str, Jsonl | HubDataset]
     """By role: demonstrations, prompts, heldout."""
     max_length: int
+    overlong: Overlong
 
 
 @part

@@ -16,7 +16,7 @@ Kind = Literal["tokenize", "sft", "rl", "evaluate"]
 
 SPECS: Mapping[Kind, type[Spec]] = {"tokenize": TokenizeSpec, "sft": SFTSpec, "rl": RLSpec, "evaluate": EvaluateSpec}
 
-VERSIONS: Mapping[Kind, int] = {"tokenize": 2, "sft": 2, "rl": 3, "evaluate": 1}
+VERSIONS: Mapping[Kind, int] = {"tokenize": 3, "sft": 2, "rl": 3, "evaluate": 1}
 """Bump one when the meaning of that stage's output changes; its artifacts are then made again."""
 
 

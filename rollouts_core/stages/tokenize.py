@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollouts_core.data.sources import MAX_PROBLEMS, Row, load_rows
-from rollouts_core.data.tokenized import count_tokens, tokenize_examples, tokenize_prompts, write_table
+from rollouts_core.data.tokenized import count_rows, tokenize_examples, tokenize_prompts, write_table
 from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.work import Work
+from rollouts_core.types import Message
 
 SHARD_ROWS = 2000
 TRAINING_ROLES = ("demonstrations", "prompts")
@@ -45,16 +46,21 @@ def run(work: Work) -> dict[str, float]:
         (work.out / role).mkdir()
         for shard in sorted((work.scratch / role).glob("*.parquet")):
             (work.out / role / shard.name).hardlink_to(shard)
-        summary[f"{role}/rows"] = float(len(loaded))
-        summary[f"{role}/tokens"] = float(count_tokens(work.out / role))
-        print(f"{role}: {len(loaded):,} rows, {summary[f'{role}/tokens']:,.0f} tokens")
+        counts = count_rows(work.out / role)
+        counts["dropped"] = len(loaded) - counts["rows"]
+        if not counts["rows"]:
+            raise BadInput(f"data.{role}: every row is longer than data.max_length {spec.max_length}")
+        summary |= {f"{role}/{name}": count for name, count in counts.items()}
+        too_long = ", ".join(f"{counts[name]:,.0f} {name}" for name in ("cut", "dropped") if counts.get(name))
+        told = f"; too long: {too_long}" if too_long else ""
+        print(f"{role}: {counts['rows']:,.0f} rows, {counts['tokens']:,.0f} tokens{told}")
     return summary
 
 
 def _tokenize(role: str, rows: Sequence[Row], tokenizer: Any, spec: TokenizeSpec) -> Any:
     if role == "demonstrations":
-        return tokenize_examples(rows, tokenizer, spec.max_length)
-    return tokenize_prompts(rows, tokenizer, spec.max_length - 1)
+        return tokenize_examples(rows, tokenizer, spec.max_length, spec.overlong)
+    return tokenize_prompts(rows, tokenizer, spec.max_length - 1, spec.overlong)
 
 
 def _load(work: Work, spec: TokenizeSpec) -> dict[str, list[Row]]:
@@ -86,5 +92,6 @@ def _new_tokenizer(work: Work, spec: TokenizeSpec, rows: dict[str, list[Row]]) -
     if spec.tokenizer.kind == "pretrained":
         model = work.stage.external["model"]
         return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
-    conversations = [row.messages for role in TRAINING_ROLES for row in rows.get(role, [])]
+    loaded = (row for role in TRAINING_ROLES for row in rows.get(role, []))
+    conversations = [row.messages or tuple(Message("text", text) for text in row.plain) for row in loaded]
     return train_tokenizer(spec.tokenizer, conversations, spec.max_length)

@@ -34,7 +34,7 @@ CHANGES: dict[str, Any] = {
     "ScratchModel.heads": 4, "ScratchModel.kv_heads": 2, "ScratchModel.intermediate_size": 128,
     "ScratchModel.tokenizer": "byte_bpe", "ScratchModel.vocab_size": 300, "ScratchModel.dtype": "bfloat16",
     "PretrainedModel.dtype": "bfloat16", "PretrainedModel.trust_remote_code": True, "PretrainedModel.revision": "v2",
-    "DataConfig.max_length": 16,
+    "DataConfig.max_length": 16, "DataConfig.overlong": "drop",
     "HubDataset.config": "other", "HubDataset.split": "train[:5]", "HubDataset.revision": "v2",
     "HubDataset.messages_column": "turns", "HubDataset.answer_column": "solution",
     "SFTConfig.steps": 100, "SFTConfig.batch_size": 4, "SFTConfig.tokens_per_pass": 200, "SFTConfig.optimizer": "muon",

@@ -14,6 +14,7 @@ from rollouts_core.data.batching import batch_indices
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.data.sources import Row, load_rows
 from rollouts_core.data.tokenized import (
+    count_rows,
     read_examples,
     read_prompts,
     tokenize_examples,
@@ -90,12 +91,63 @@ def test_parquet_round_trip(tmp_path: Path) -> None:
     tokenizer = character_tokenizer()
     write_table(tokenize_examples(rows, tokenizer, 20), tmp_path / "e" / "0.parquet")
     write_table(tokenize_prompts(rows, tokenizer, 20), tmp_path / "p" / "0.parquet")
-    assert pq.read_schema(tmp_path / "e" / "0.parquet").names == ["input_ids", "loss_mask", "length", "source_row"]
+    assert pq.read_schema(tmp_path / "e" / "0.parquet").names == [
+        "input_ids", "loss_mask", "length", "full_length", "source_row",
+    ]  # fmt: skip
     example = read_examples(tmp_path / "e")[1]
     assert tokenizer.decode(example.tokens[example.loss_mask == 1]) == "2<|end|>"
     prompt = read_prompts(tmp_path / "p")[1]
     assert tokenizer.decode(prompt.tokens) == "<|user|>1+1=<|assistant|>"
     assert (prompt.metadata["answer"], prompt.source_row) == ("2", 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "learnt", "prompt"),
+    [
+        ({"prompt": "1+1=", "completion": "2"}, "1+1=2<|end|>", "2<|end|>", "1+1="),
+        ({"text": "1+1=2"}, "1+1=2<|end|>", "1+1=2<|end|>", None),
+        ({"prompt": "1+1=", "answer": "2"}, "1+1=<|end|>", "<|end|>", "1+1="),
+    ],
+)
+def test_plain_text_is_learnt_without_a_template(
+    tmp_path: Path, row: dict[str, Any], text: str, learnt: str, prompt: str | None
+) -> None:
+    rows, tokenizer = rows_of(tmp_path / "d.jsonl", row, GOOD), character_tokenizer()
+    write_table(tokenize_examples(rows, tokenizer, 20), tmp_path / "e" / "0.parquet")
+    example = read_examples(tmp_path / "e")[0]
+    assert tokenizer.decode(example.tokens) == text
+    assert tokenizer.decode(example.tokens[example.loss_mask == 1]) == learnt
+    if prompt is None:
+        with pytest.raises(BadInput, match=r"d\.jsonl:1: has no prompt"):
+            tokenize_prompts(rows, tokenizer, 20)
+        return
+    write_table(tokenize_prompts(rows, tokenizer, 20), tmp_path / "p" / "0.parquet")
+    assert tokenizer.decode(read_prompts(tmp_path / "p")[0].tokens) == prompt
+
+
+def test_plain_text_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="'completion' is no text"):
+        rows_of(tmp_path / "d.jsonl", {"prompt": "1", "completion": 2})
+
+
+@pytest.mark.parametrize(
+    ("overlong", "texts"),
+    [
+        ("drop", ["1=2<|end|>"]),
+        ("cut_right", ["123456", "1=2<|end|>"]),
+        ("cut_left", ["67=89<|end|>", "1=2<|end|>"]),
+    ],
+)
+def test_what_is_too_long_is_dropped_or_cut_and_counted(tmp_path: Path, overlong: Any, texts: list[str]) -> None:
+    long, fits = {"prompt": "12", "completion": "34567=89"}, {"prompt": "1=", "completion": "2"}
+    asked = {"prompt": "1" * 9, "completion": "2"}
+    rows, tokenizer = rows_of(tmp_path / "d.jsonl", long, fits, asked), character_tokenizer()
+    write_table(tokenize_examples(rows[:2], tokenizer, 6, overlong), tmp_path / "e" / "0.parquet")
+    assert [tokenizer.decode(example.tokens) for example in read_examples(tmp_path / "e")] == texts
+    counts = count_rows(tmp_path / "e")
+    assert (counts["rows"], counts["cut"]) == (len(texts), len(texts) - 1)
+    assert len(tokenize_prompts(rows, tokenizer, 6, overlong)) == 2
+    assert len(tokenize_examples(rows[2:], tokenizer, 6, "cut_right")) == 0
 
 
 def test_rows_that_cannot_be_learnt_from_are_named(tmp_path: Path) -> None:

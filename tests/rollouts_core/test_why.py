@@ -9,7 +9,7 @@ import pytest
 
 from rollouts_core.config_files import from_data
 from rollouts_core.stages.plan import plan
-from rollouts_core.stages.stage import Stage, canonical_spec
+from rollouts_core.stages.stage import VERSIONS, Stage, canonical_spec
 from rollouts_core.stages.why import Explanation, explain
 from rollouts_core.store.fingerprint import code_fingerprint
 from rollouts_core.store.local import LocalStore
@@ -113,9 +113,9 @@ def test_a_changed_line_names_the_file(small_config: dict[str, Any], store: Loca
 def test_a_stage_version_is_a_reason(
     small_config: dict[str, Any], store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts_core.stages.plan.VERSIONS", {"tokenize": 2, "sft": 7, "rl": 1, "evaluate": 1})
+    monkeypatch.setattr("rollouts_core.stages.plan.VERSIONS", {**VERSIONS, "sft": 7})
     (difference,) = explained(small_config, store)["sft"].because
-    assert str(difference) == "stage version: 2 -> 7"
+    assert str(difference) == f"stage version: {VERSIONS['sft']} -> 7"
 
 
 def test_cached_work_of_other_code_names_the_files_and_is_used(small_config: dict[str, Any], tmp_path: Path) -> None:
