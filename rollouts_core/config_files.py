@@ -21,6 +21,10 @@ from rollouts_core.parts import UNION_TAGS, collect_problems, problem_lines
 _adapter = TypeAdapter(PipelineConfig)
 
 
+UNIONS = ("model", "data.demonstrations", "data.prompts", "data.heldout", "rl.algorithm")
+"""Where in a config a kind says which part stands there, each with fields of its own."""
+
+
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> PipelineConfig:
     """Read a config file and apply overrides such as `rl.steps=20`.
 
@@ -95,7 +99,7 @@ def _from_json(path: Path) -> dict[str, Any]:
 def _apply(override: str, data: dict[str, Any]) -> list[str]:
     """Set one `a.b=value` in place; the value is JSON, or else a string.
 
-    Another kind is another part: the fields of the old one go.
+    Where another kind is another part, the fields of the old one go.
     """
     path, equals, text = override.partition("=")
     if not equals or not path:
@@ -111,7 +115,7 @@ def _apply(override: str, data: dict[str, Any]) -> list[str]:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = text
-    if name == "kind" and data.get(name) != value:
+    if name == "kind" and ".".join(parents) in UNIONS and data.get(name) != value:
         data.clear()
     data[name] = value
     return []

@@ -1,7 +1,7 @@
 """Training state on disk, without pickle: tensors as safetensors, the rest as JSON.
 
-Decision: torch.distributed.checkpoint writes and reads the tensors, each rank its shards, in the safetensors format;
-one device is the case of one rank. So any number of ranks takes up what any other number left.
+Decision: one device writes one safetensors file, ranks their shards, through torch.distributed.checkpoint, which reads
+both. So any number of ranks takes up what any other number left.
 
 Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
 that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
@@ -64,13 +64,16 @@ def save_training_state(
 
     Every rank calls it, with its shards.
     """
-    save_shards(
-        _state(weights, optimizers),
-        storage_writer=HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True),
-        no_dist=not dist.is_initialized(),
-    )
-    if dist.is_initialized() and dist.get_rank():
-        return
+    state = _state(weights, optimizers)
+    if not dist.is_initialized():
+        (directory / STATE).mkdir()
+        save_file({name: value.contiguous() for name, value in state.items()}, directory / STATE / "whole.safetensors")
+    else:
+        save_shards(state, storage_writer=HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True))
+        if dist.get_rank():
+            return
+        for shard in (directory / STATE).iterdir():
+            _in_order(shard)
     save_file(_rng(), directory / "rng.safetensors")
     details = {"optimizers": [type(optimizer).__name__ for optimizer in optimizers], "weight_version": version}
     (directory / "training.json").write_text(json.dumps(details))
@@ -91,6 +94,16 @@ def load_training_state(directory: Path, weights: Mapping[str, torch.Tensor], op
         load_shards(state, storage_reader=reader, no_dist=not dist.is_initialized())
     _set_rng(load_file(directory / "rng.safetensors"))
     return version
+
+
+def _in_order(file: Path) -> None:
+    """Metadata stand in a safetensors file in any order; the same state is to be the same bytes."""
+    with file.open("r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        opened.seek(8)
+        opened.write(json.dumps(header, separators=(",", ":")).encode().ljust(length))
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:

@@ -99,6 +99,11 @@ def test_another_kind_on_the_command_line_drops_the_fields_of_the_old_one() -> N
     assert config.rl.algorithm == algorithms.GSPO(clip_low=0.001)
 
 
+def test_another_kind_of_machine_keeps_what_machines_share() -> None:
+    config = load_config(Path("configs/arithmetic.py"), ["machine.wait_hours=3", "machine.kind=ssh"])
+    assert (config.machine.kind, config.machine.wait_hours) == ("ssh", 3)
+
+
 def test_a_group_of_one_is_refused_by_algorithms_that_compare() -> None:
     with pytest.raises(BadInput, match="n_samples_per_prompt 1: grpo compares the answers of a group"):
         load_config(Path("configs/arithmetic.py"), ["rl.n_samples_per_prompt=1"])

@@ -106,6 +106,17 @@ def test_resuming_from_a_checkpoint_gives_the_same_bits(
     assert all(torch.equal(value, weights(resumed)[name]) for name, value in weights(straight).items())
 
 
+def test_the_same_state_is_the_same_bytes(tmp_path: Path) -> None:
+    trained, again = backend(), backend()
+    run(trained, settings(3))
+    trained.save(tmp_path)
+    again.load(tmp_path)
+    (other := tmp_path / "again").mkdir()
+    again.save(other)
+    for path in (path for path in tmp_path.glob("*/*.safetensors") if "again" not in path.parts):
+        assert path.read_bytes() == (other / path.relative_to(tmp_path)).read_bytes()
+
+
 def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
     trained = backend()
     run(trained, settings(2))
