@@ -55,7 +55,8 @@ def test_two_ranks_learn_what_one_device_learns(
     assert all(record["sampling/sampling_logp_difference/mean"] < 1e-4 for record in metrics[2][1])
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_and_the_run_goes_on(
     rank: int, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from tests.hosts import HostMachine
 
 Hosts = tuple[HostMachine, HostMachine]
 Rollouts = Callable[..., Done]
-DEADLINE = 120.0
+DEADLINE = 240.0
 SECRET = "hf_a-token-that-nobody-may-see"
 
 
@@ -116,7 +116,7 @@ def test_the_orchestrator_is_killed_and_the_retry_finds_its_job_and_its_log(
     hosts: Hosts,
     variables: dict[str, str],
 ) -> None:
-    config = config_file(sft={"steps": 3000, "log_every": 10}, rl=None, data={"heldout": None})
+    config = config_file(sft={"steps": 1500, "log_every": 10}, rl=None, data={"heldout": None})
     first = start("run", config, "--machine", "host-a")
     job = training_on(hosts[0])
     process = job_process(job)
