@@ -21,7 +21,7 @@ def tokenize_conversation(tokenizer: Any, messages: Sequence[Message]) -> tuple[
     Raises `BadInput` when the template does not keep earlier turns as they were.
     """
     text, spans = render_with_spans(tokenizer, messages)
-    return tokenizer(text, add_special_tokens=False)["input_ids"], spans
+    return _encoded(tokenizer, text), spans
 
 
 def compute_loss_mask(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
@@ -40,16 +40,19 @@ def plain_mask(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int],
 
     Both are encoded apart, as they are when the policy goes on from the prompt.
     """
-    given, follows = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, completion))
+    given, follows = (_encoded(tokenizer, text) for text in (prompt, completion))
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     return [*given, *follows, *end], [0] * len(given) + [1] * (len(follows) + len(end))
 
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of a prompt, ready for the assistant to go on from."""
-    text = _render(tokenizer, messages, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    return _encoded(tokenizer, _render(tokenizer, messages, add_generation_prompt=True))
+
+
+def plain_prompt(tokenizer: Any, prompt: str) -> list[int]:
+    """Token ids of a prompt of plain text."""
+    return _encoded(tokenizer, prompt)
 
 
 def render_with_spans(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[Span]]:
@@ -65,6 +68,11 @@ def render_with_spans(tokenizer: Any, messages: Sequence[Message]) -> tuple[str,
             raise BadInput(f"the chat template renders turn {index} differently once later turns follow")
         spans.append((len(before), _end_of_turn(tokenizer, upto, len(before))))
     return whole, spans
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _end_of_turn(tokenizer: Any, text: str, start: int) -> int:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollouts_core.config import Overlong
-from rollouts_core.data.chat import compute_loss_mask, plain_mask, render_prompt
+from rollouts_core.data.chat import compute_loss_mask, plain_mask, plain_prompt, render_prompt
 from rollouts_core.data.sources import MAX_PROBLEMS, Row
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Message, Prompt
@@ -92,7 +92,7 @@ def tokenize_prompts(
     problems: list[str] = []
     for row in rows:
         messages = row.messages[:-1] if row.messages and row.messages[-1].role == "assistant" else row.messages
-        ids = render_prompt(tokenizer, messages) if messages else plain_mask(tokenizer, row.plain[0], "")[0][:-1]
+        ids = render_prompt(tokenizer, messages) if messages else plain_prompt(tokenizer, row.plain[0])
         if len(ids) > max_prompt_length and overlong != "refuse":
             continue
         if problem := _problem(ids, tokenizer, max_prompt_length) or ("" if ids else "has no prompt"):

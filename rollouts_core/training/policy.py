@@ -109,12 +109,13 @@ class _HeadScores(torch.autograd.Function):
         hidden_ME, weight_VE, targets_M, entropy_M = ctx.saved_tensors
         by_hidden_ME = torch.empty_like(hidden_ME)
         by_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32)
+        through_entropy = bool(by_entropy_M.any())
         for chunk in _chunks(len(hidden_ME), len(weight_VE)):
             logp_CV = _log_softmax(hidden_ME[chunk], weight_VE, ctx.temperature)
             p_CV = logp_CV.exp()
             by_logits_CV = p_CV * -by_logprob_M[chunk, None]
             by_logits_CV.scatter_add_(1, targets_M[chunk, None], by_logprob_M[chunk, None])
-            if by_entropy_M.any():
+            if through_entropy:
                 by_logits_CV -= by_entropy_M[chunk, None] * p_CV * (logp_CV + entropy_M[chunk, None])
             by_logits_CV = (by_logits_CV / ctx.temperature).to(hidden_ME.dtype)
             by_hidden_ME[chunk] = by_logits_CV @ weight_VE

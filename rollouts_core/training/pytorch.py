@@ -102,17 +102,21 @@ class PyTorchTrainingBackend:
         norm = whole(nn.utils.clip_grad_norm_(self._masters.named.values(), self._optimization.max_grad_norm))
         passes, self._passes = self._passes, []
         if not torch.isfinite(norm):
-            self._policy.zero_grad(set_to_none=True)
+            self._clear_gradients()
             raise NonFiniteGradient(f"the gradient's norm is {norm.item()} at optimizer step {self._version}", passes)
         learning_rate = set_rate(
             self._optimizers, self._optimization.learning_rate, self._optimization.rate, self._version
         )
         for optimizer in self._optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         self._masters.give_back()
         self._version += 1
         return ImmediateTrainFuture({"grad_norm": norm.item(), "learning_rate": learning_rate})
+
+    def _clear_gradients(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
         weights = model_weights(self._policy.model)

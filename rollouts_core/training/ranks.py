@@ -6,14 +6,15 @@ together.
 
 Decision: what ranks tell each other is JSON and plain tensors over gloo, on loopback or the hosts of a job; no pickle.
 
-A rank that dies ends all: torchrun's agent, which started them, sees to it (`stages.launch`).
+A rank that dies ends all: torchrun's agent, which started them, sees to it (`stages/ranks.py`).
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,23 +37,20 @@ class Ranks:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Rank 0 to all others, as JSON."""
-        data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        data = _as_bytes(message)
         dist.broadcast(torch.tensor([len(data)]), 0)
         dist.broadcast(data, 0)
 
     def hear(self) -> dict[str, Any]:
         """What rank 0 tells."""
-        length = torch.zeros(1, dtype=torch.long)
-        dist.broadcast(length, 0)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, 0)
-        found: dict[str, Any] = json.loads(data.numpy().tobytes())
+        found: dict[str, Any] = _from_bytes(partial(dist.broadcast, src=0))
         return found
 
     def send(self, to: int, about: Mapping[str, Any], numbers: Mapping[str, torch.Tensor]) -> None:
         """JSON, and one-dimensional tensors by name: integers as int64, others as float32."""
-        kinds = {name: [len(value), not value.is_floating_point()] for name, value in numbers.items()}
-        data = torch.frombuffer(bytearray(json.dumps([dict(about), kinds]).encode()), dtype=torch.uint8)
+        data = _as_bytes(
+            [about, {name: [len(value), not value.is_floating_point()] for name, value in numbers.items()}]
+        )
         dist.send(torch.tensor([len(data)]), to)
         dist.send(data, to)
         for value in numbers.values():
@@ -60,11 +58,7 @@ class Ranks:
 
     def receive(self, sender: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What `send` sent."""
-        length = torch.zeros(1, dtype=torch.long)
-        dist.recv(length, sender)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(data, sender)
-        about, kinds = json.loads(data.numpy().tobytes())
+        about, kinds = _from_bytes(partial(dist.recv, src=sender))
         numbers = {}
         for name, (size, integer) in kinds.items():
             numbers[name] = torch.empty(size, dtype=torch.int64 if integer else torch.float32)
@@ -107,3 +101,16 @@ def empty_batch() -> TrainBatch:
     """What a rank without work computes, so that all take part in what they do together."""
     one = torch.zeros(1, dtype=torch.long)
     return TrainBatch(torch.zeros(2, dtype=torch.long), torch.arange(2), (Span(0, 2),), one, one, one, 1, 1.0)
+
+
+def _as_bytes(message: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(take: Callable[[torch.Tensor], object]) -> Any:
+    """JSON that comes as its length and its bytes."""
+    length = torch.zeros(1, dtype=torch.long)
+    take(length)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    take(data)
+    return json.loads(data.numpy().tobytes())

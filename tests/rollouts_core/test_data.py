@@ -1,5 +1,6 @@
 """Sources, Parquet, batches and the prompt buffer."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,13 @@ def test_plain_text_is_learnt_without_a_template(
         return
     write_table(tokenize_prompts(rows, tokenizer, 20), tmp_path / "p" / "0.parquet")
     assert tokenizer.decode(read_prompts(tmp_path / "p")[0].tokens) == prompt
+
+
+def test_a_plain_prompt_is_whole_where_the_tokenizer_has_no_end(tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(character_tokenizer())
+    tokenizer.eos_token = None
+    table = tokenize_prompts(rows_of(tmp_path / "d.jsonl", {"prompt": "1+1="}), tokenizer, 20)
+    assert tokenizer.decode(table["input_ids"][0].as_py()) == "1+1="
 
 
 def test_plain_text_that_is_none_is_named(tmp_path: Path) -> None:

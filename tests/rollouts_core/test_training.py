@@ -13,7 +13,7 @@ from rollouts_core.data.batching import batch_indices
 from rollouts_core.data.collate import learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
-from rollouts_core.errors import BadInput, WeightMismatch
+from rollouts_core.errors import BadInput, NonFiniteGradient, WeightMismatch
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.objectives import create_cross_entropy_loss
@@ -210,6 +210,16 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_keeps_the_batch(tmp_path
     assert sum(len(tensors["tokens_N"]) for tensors in kept) == sum(map(len, wanted))
     assert trained.weight_version == 0
     assert all(torch.equal(v, before[n]) for n, v in weights(trained).items() if n != "model.norm.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_is_no_number_is_gone_with_its_step(dtype: torch.dtype) -> None:
+    trained, batch = backend(dtype=dtype), examples(4)
+    trained.forward_backward(pack_batch(batch, float("nan")))
+    with pytest.raises(NonFiniteGradient):
+        trained.optim_step()
+    trained.forward_backward(pack_batch(batch, 10.0))
+    assert np.isfinite(trained.optim_step().result()["grad_norm"])
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
