@@ -16,6 +16,12 @@ SAMPLES = 16
 
 Records = Sequence[Mapping[str, Any]]
 
+WITHIN_OTHERS = (
+    "timing_s/step", "timing_s/reward", "timing_s/trainer_waiting", "timing_s/generation_waiting",
+    "timing_s/weight_sync",
+)  # fmt: skip
+"""Times that are the whole step, or part of one of its phases: they do not add up with these."""
+
 
 @dataclass(frozen=True)
 class SampleRow:
@@ -78,7 +84,8 @@ def _curve(records: Records, name: str) -> tuple[list[float], list[float]]:
 def _timing(title: str, records: Records) -> str:
     from rollouts_core.observe.plots import stacked_plot
 
-    phases = [name for name in records[-1] if name.startswith("timing_s/") and name != "timing_s/step"]
+    timed = [name for name in records[-1] if name.startswith("timing_s/")]
+    phases = [name for name in timed if not name.startswith(WITHIN_OTHERS)]
     layers = {name.removeprefix("timing_s/"): [record.get(name, 0.0) for record in records] for name in phases}
     return stacked_plot(title, "step", [record["step"] for record in records], layers)
 
