@@ -150,11 +150,11 @@ def test_the_temporary_server_is_restarted_when_killed_and_ends_with_a_killed_or
     killed = wait_for(lambda: next(iter(children(supervisor, b"server")), None))
     os.kill(killed, signal.SIGKILL)
     server = wait_for(lambda: next((pid for pid in children(supervisor, b"server") if pid != killed), None))
-    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("tokenize-*")), None))
+    begun = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("tokenize-*/attempt.json")), None))
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     wait_for(lambda: not Path(f"/proc/{supervisor}").exists() and not Path(f"/proc/{server}").exists())
-    wait_for(lambda: (job / "status.json").exists())
+    wait_for(lambda: (begun.parent / "status.json").exists())
 
 
 def begin_run(config: Path, environment: dict[str, str], directory: Path) -> "subprocess.Popen[bytes]":

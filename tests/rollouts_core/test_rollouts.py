@@ -292,7 +292,7 @@ def test_partial_samples_go_on_in_the_next_batch_with_their_tokens() -> None:
     async def two() -> tuple[GeneratedBatch, dict[str, Any], GeneratedBatch]:
         first = await manager.generate_batch(1)
         state = manager.state()
-        engine.weight_version, engine.turns = 1, lambda request: 0
+        engine.weight_version, engine.turns = 1, lambda request: 0 if request.request_id.startswith("1/") else 40
         return first, state, await manager.generate_batch(2)
 
     first, state, second = run(two)
