@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from infra.needs import fitting_hosts, passed_variables
+from infra.needs import check_task_runner, fitting_hosts, passed_variables
 from rollouts_core.algorithms import CustomAlgorithm
 from rollouts_core.config import PipelineConfig
 from rollouts_core.errors import BadInput
@@ -64,6 +64,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks += [partial(load_reward, name) for name in rewards]
     if config.rl and isinstance(config.rl.algorithm, CustomAlgorithm):
         checks.append(partial(load_function, config.rl.algorithm.function, {}, "algorithm"))
+    checks.append(partial(check_task_runner, config.data.tokenization))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))

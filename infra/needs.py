@@ -1,10 +1,14 @@
-"""What a config asks of a machine, and which machines of the inventory have it."""
+"""What a config asks of machines and of packages here, and which machines of the inventory have it."""
 
+import importlib.util
 import os
 
 from infra.inventory import Host, find_host, inventory_file, load_inventory
-from rollouts_core.config import MachineConfig
+from rollouts_core.config import MachineConfig, TokenizationConfig
 from rollouts_core.errors import BadInput
+
+TASK_RUNNERS = {"dask": "prefect_dask", "ray": "prefect_ray"}
+"""The packages of Prefect's integrations."""
 
 
 def fitting_hosts(settings: MachineConfig) -> dict[str, Host]:
@@ -17,6 +21,16 @@ def fitting_hosts(settings: MachineConfig) -> dict[str, Host]:
     if not fitting:
         raise BadInput([f"{name}: {', '.join(lack)}" for name, lack in lacks.items()], "no machine fits")
     return fitting
+
+
+def check_task_runner(settings: TokenizationConfig) -> None:
+    """Raises `BadInput` when the package of the cluster's task runner is not installed."""
+    package = TASK_RUNNERS.get(settings.task_runner)
+    if package and importlib.util.find_spec(package) is None:
+        raise BadInput(
+            f"data.tokenization.task_runner: {settings.task_runner} needs the package {package.replace('_', '-')}: "
+            f"install rollouts[{settings.task_runner}]"
+        )
 
 
 def wanted_gpus(settings: MachineConfig, there: int) -> int:

@@ -30,17 +30,41 @@ Optimizer = Annotated[
 PartT = TypeVar("PartT")
 
 
+DataPath = Annotated[
+    FileOrUrl,
+    Field(description="A file or an fsspec URL, identified by its content or its store's checksum, not by this name."),
+]
+Pin = Annotated[
+    Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None,
+    Field(description="Pins the content, for URLs whose store tells no checksum."),
+]
+
+
 @part
 class Jsonl:
     """Chat rows from a JSONL file: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`."""
 
     kind: Literal["jsonl"] = "jsonl"
-    path: Operational[FileOrUrl] = Field(
-        description="A file or an fsspec URL, identified by its content or its store's checksum, not by this name."
-    )
-    sha256: Operational[str | None] = Field(
-        default=None, pattern=r"^[0-9a-f]{64}$", description="Pins the content, for URLs whose store tells no checksum."
-    )
+    path: Operational[DataPath]
+    sha256: Operational[Pin] = None
+
+
+@part
+class Parquet:
+    """The same rows from a Parquet file."""
+
+    kind: Literal["parquet"] = "parquet"
+    path: Operational[DataPath]
+    sha256: Operational[Pin] = None
+
+
+@part
+class Arrow:
+    """The same rows from an Arrow IPC file or stream, as `datasets` saves."""
+
+    kind: Literal["arrow"] = "arrow"
+    path: Operational[DataPath]
+    sha256: Operational[Pin] = None
 
 
 @part
@@ -57,22 +81,64 @@ class HubDataset:
     )
     messages_column: str = Field(default="messages", description="Column with the list of messages.")
     answer_column: str = Field(default="answer", description="Column with the answer that rewards compare with.")
+    streaming: Operational[bool] = Field(
+        default=False, description="Read while it is downloaded, for what does not fit on the disk."
+    )
 
 
-Source = Annotated[Jsonl | HubDataset, Field(discriminator="kind")]
+Source = Annotated[Jsonl | Parquet | Arrow | HubDataset, Field(discriminator="kind")]
+
+
+@part
+class Weighted:
+    """One of the sources of a mixture."""
+
+    source: Source = Field(description="Where its rows come from.")
+    weight: float = Field(default=1.0, gt=0, description="How often its rows are taken, beside the other weights.")
+
+
+@part
+class Mixture:
+    """Rows from several sources, each as often as its weight says, however many it has; each in its own epochs."""
+
+    kind: Literal["mixture"] = "mixture"
+    sources: tuple[Weighted, ...] = Field(min_length=1, description="The sources and their weights.")
+
+
+SourceOrMixture = Annotated[Jsonl | Parquet | Arrow | HubDataset | Mixture, Field(discriminator="kind")]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@part
+class TokenizationConfig:
+    """How data is tokenized; nothing here can change a result."""
+
+    parts: Operational[int] = Field(
+        default=1, ge=1, description="Tasks that tokenize at once, each a process of its own."
+    )
+    task_runner: Operational[Literal["threads", "dask", "ray"]] = Field(
+        default="threads", description="Where Prefect runs them: threads of the flow here; or a cluster."
+    )
+    cluster: Operational[str | None] = Field(
+        default=None, description="Address of the Dask scheduler or Ray head; null: one is started here."
+    )
 
 
 @part
 class DataConfig:
     """What is learnt from, and what is kept apart to measure with."""
 
-    demonstrations: Source | None = Field(default=None, description="Conversations for SFT.")
-    prompts: Source | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
+    demonstrations: SourceOrMixture | None = Field(default=None, description="Conversations for SFT.")
+    prompts: SourceOrMixture | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
     heldout: Source | None = Field(default=None, description="Prompts never trained on; accuracy is measured here.")
     max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
     overlong: Overlong = Field(
         default="refuse", description="Longer demonstrations; prompts are refused or dropped, never cut."
     )
+    learnt_roles: tuple[Role, ...] = Field(
+        default=("assistant",), min_length=1, description="Whose turns of a demonstration are learnt."
+    )
+    tokenization: TokenizationConfig = Field(default_factory=TokenizationConfig, description="How data is tokenized.")
 
 
 @part

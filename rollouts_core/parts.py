@@ -30,7 +30,7 @@ class _OperationalMark:
 
 Operational = Annotated[T, _OperationalMark()]
 
-UNION_TAGS = ("scratch", "pretrained", "jsonl", "dataset")
+UNION_TAGS = ("scratch", "pretrained", "jsonl", "parquet", "arrow", "dataset", "mixture")
 """The `kind` values of unions, which pydantic puts into a problem's path and a person did not write."""
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected_problems", default=None)

@@ -1,6 +1,6 @@
 """The values that pass between data, rollout, reward and training.
 
-    Message         one turn of a conversation
+    Message         one turn of a conversation, with the tools it calls
     Prompt          a tokenized prompt with what its reward needs
     Sample          one answer to one prompt: tokens, mask, log-probabilities, weight versions, reward
 
@@ -22,9 +22,23 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True)
 class Message:
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """What the assistant thought before its content, where a template keeps the two apart."""
+    name: str = ""
+    """Of a tool's result: the tool."""
+    tool_call_id: str = ""
+    """Of a tool's result: the call that it answers."""
 
 
 @dataclass(frozen=True)

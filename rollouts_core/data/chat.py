@@ -1,87 +1,88 @@
-"""From a conversation to token ids and a loss mask, through the tokenizer's own chat template.
-
-Decision: the conversation is rendered once as text and encoded once. Where each assistant turn stands in that text is
-found by rendering its prefixes: up to the turn with the generation prompt, and up to and with the turn. Both must be
-prefixes of the whole text. A template that renders an earlier turn differently once later turns follow (some drop
-reasoning) is refused by name instead of being guessed at, since its mask would mark the wrong tokens.
-"""
+"""From conversations and plain text to token ids and loss masks: texts are encoded together, on every core."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rollouts_core.errors import BadInput
+import numpy as np
+import numpy.typing as npt
+
+from rollouts_core.data.messages import Data
+from rollouts_core.data.rendering import ASSISTANT, Rendered, chat_format, render_conversation
 from rollouts_core.types import Message
 
-Span = tuple[int, int]
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.int8]
 
 
-def tokenize_conversation(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[Span]]:
-    """Token ids, and the character spans of the assistant's turns, ends of turn included.
+@dataclass(frozen=True)
+class Tokenized:
+    """Token ids and their loss mask: 1 for each token that is learnt."""
 
-    Raises `BadInput` when the template does not keep earlier turns as they were.
+    ids: Ids
+    mask: Mask
+
+
+def tokenize_conversation(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Data] = (), roles: Sequence[str] = ASSISTANT
+) -> list[Tokenized]:
+    """The sequences that teach the turns of these roles: one, unless the template rewrites earlier turns.
+
+    Raises `BadInput` when the template fails or loses something.
     """
-    text, spans = render_with_spans(tokenizer, messages)
-    return _encoded(tokenizer, text), spans
+    return encode_rendered(tokenizer, render_conversation(chat_format(tokenizer), messages, tools, roles))
 
 
-def compute_loss_mask(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """Token ids and their loss mask: 1 for each token that begins inside an assistant turn."""
-    text, spans = render_with_spans(tokenizer, messages)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    mask = [
-        int(any(start <= begin < end and begin < stop for start, end in spans))
-        for begin, stop in encoded["offset_mapping"]
+def encode_rendered(tokenizer: Any, rendered: Sequence[Rendered]) -> list[Tokenized]:
+    encodings = _encodings(tokenizer, [text.text for text in rendered])
+    return [
+        Tokenized(np.array(encoding.ids, np.int32), compute_loss_mask(encoding, text))
+        for encoding, text in zip(encodings, rendered, strict=True)
     ]
-    return encoded["input_ids"], mask
 
 
-def plain_mask(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-    """Token ids of plain text, its end of sequence included, and their mask: what follows the prompt is learnt.
+def encode_plain(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[Tokenized]:
+    """Prompt and completion, encoded apart as they are when the policy goes on from the prompt.
 
-    Both are encoded apart, as they are when the policy goes on from the prompt.
+    What follows the prompt is learnt, with the end of sequence behind it.
     """
-    given, follows = (_encoded(tokenizer, text) for text in (prompt, completion))
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return [*given, *follows, *end], [0] * len(given) + [1] * (len(follows) + len(end))
+    given = encode_texts(tokenizer, [prompt for prompt, _ in pairs])
+    follows = encode_texts(tokenizer, [completion for _, completion in pairs])
+    end = np.array([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [], np.int32)
+    made = []
+    for prompt, completion in zip(given, follows, strict=True):
+        ids = np.concatenate([prompt, completion, end])
+        made.append(Tokenized(ids, (np.arange(len(ids)) >= len(prompt)).astype(np.int8)))
+    return made
 
 
-def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a prompt, ready for the assistant to go on from."""
-    return _encoded(tokenizer, _render(tokenizer, messages, add_generation_prompt=True))
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
+    """Token ids, nothing added."""
+    return [np.array(encoding.ids, np.int32) for encoding in _encodings(tokenizer, texts)]
 
 
-def plain_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """Token ids of a prompt of plain text."""
-    return _encoded(tokenizer, prompt)
+def compute_loss_mask(encoding: Any, rendered: Rendered) -> Mask:
+    """1 for each token of a `tokenizers.Encoding` that begins inside a span of the text's characters."""
+    mask = np.zeros(len(encoding.ids), np.int8)
+    for start, end in rendered.spans:
+        first, behind = (_first_token(encoding, place, len(rendered.text)) for place in (start, end))
+        mask[first:behind] = 1
+    return mask
 
 
-def render_with_spans(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-    """The whole conversation as text, and the span of each assistant turn in it."""
-    whole = _render(tokenizer, messages)
-    spans = []
-    for index, message in enumerate(messages):
-        if message.role != "assistant":
-            continue
-        before = _render(tokenizer, messages[:index], add_generation_prompt=True)
-        upto = _render(tokenizer, messages[: index + 1])
-        if not (whole.startswith(upto) and upto.startswith(before)):
-            raise BadInput(f"the chat template renders turn {index} differently once later turns follow")
-        spans.append((len(before), _end_of_turn(tokenizer, upto, len(before))))
-    return whole, spans
+def _first_token(encoding: Any, place: int, length: int) -> int:
+    """The first that begins at this character or behind it; tokenizers may drop characters."""
+    count = len(encoding.ids)
+    found = (encoding.char_to_token(at) for at in range(place, length))
+    token = next((token for token in found if token is not None), count)
+    while token < count and encoding.token_to_chars(token)[0] < place:
+        token += 1
+    return int(token)
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-def _end_of_turn(tokenizer: Any, text: str, start: int) -> int:
-    """The turn ends with its end-of-sequence token; what a template adds behind it the model never has to say."""
-    end = text.rfind(tokenizer.eos_token or "\0", start)
-    return len(text) if end < 0 else end + len(tokenizer.eos_token)
-
-
-def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    text: str = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
-    return text
+def _encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any]:
+    if not texts:
+        return []
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
+    encodings: Sequence[Any] = encoded.encodings
+    return encodings

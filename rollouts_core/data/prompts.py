@@ -1,10 +1,9 @@
 """The prompt buffer: prompts in seeded order, epoch after epoch, with a position that can be saved."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from rollouts_core.data.order import epoch_order
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Prompt
 
@@ -17,9 +16,12 @@ class DataBuffer:
     seed: int
     epoch_id: int = 0
     sample_offset: int = 0
+    sizes: tuple[int, ...] = ()
+    """Of the sources of a mixture, which follow one another in `prompts`."""
+    weights: tuple[float, ...] = ()
 
     def get_prompts(self, n: int) -> tuple[list[Prompt], "DataBuffer"]:
-        """The next n prompts and the buffer behind them. Within an epoch no prompt comes twice."""
+        """The next n prompts and the buffer behind them. Within an epoch of its source no prompt comes twice."""
         taken: list[Prompt] = []
         buffer = self
         while len(taken) < n:
@@ -33,9 +35,11 @@ class DataBuffer:
     def position(self) -> dict[str, int]:
         return {"epoch_id": self.epoch_id, "sample_offset": self.sample_offset}
 
+    def at(self, position: Mapping[str, int]) -> "DataBuffer":
+        return replace(self, epoch_id=position["epoch_id"], sample_offset=position["sample_offset"])
+
     def _order(self) -> list[int]:
-        order: list[int] = np.random.default_rng([self.seed, self.epoch_id]).permutation(len(self.prompts)).tolist()
-        return order
+        return epoch_order(self.sizes or (len(self.prompts),), self.weights, self.seed, self.epoch_id)
 
 
 def check_room(prompts: Sequence[Prompt], field: str, max_new_tokens: int, max_length: int) -> None:

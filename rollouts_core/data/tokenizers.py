@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizerSpec
-from rollouts_core.types import Message
 
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
 SPECIAL = [PAD, END, UNKNOWN, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -42,9 +41,8 @@ def load_tokenizer(directory_or_name: str, revision: str | None = None, trust_re
     return tokenizer
 
 
-def train_tokenizer(spec: TokenizerSpec, conversations: Iterable[tuple[Message, ...]], max_length: int) -> Any:
+def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], max_length: int) -> Any:
     """A character or byte-level BPE tokenizer of the given texts."""
-    texts = [message.content for messages in conversations for message in messages]
     if spec.kind == "character":
         core = _character(texts)
     else:
@@ -64,8 +62,8 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     tokenizer.save_pretrained(str(directory))
 
 
-def _character(texts: list[str]) -> Tokenizer:
-    characters = sorted(set("".join(texts)))
+def _character(texts: Iterable[str]) -> Tokenizer:
+    characters = sorted(set().union(*texts))
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *characters])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -74,7 +72,7 @@ def _character(texts: list[str]) -> Tokenizer:
     return core
 
 
-def _byte_bpe(texts: list[str], vocab_size: int) -> Tokenizer:
+def _byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     core = Tokenizer(models.BPE(unk_token=None))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rollouts_core.data.messages import messages_from_json, messages_to_json
 from rollouts_core.errors import BadInput
 from rollouts_core.rollout.manager import GeneratedBatch
-from rollouts_core.types import Message, Prompt, Sample, Status
+from rollouts_core.types import Prompt, Sample, Status
 
 if TYPE_CHECKING:
     from rollouts_core.rollout.source import Weights
@@ -80,7 +81,7 @@ def _row(sample: Sample) -> dict[str, Any]:
     return {
         "group_index": sample.group_index,
         "source_row": sample.prompt.source_row,
-        "messages": json.dumps([vars(message) for message in sample.prompt.messages]),
+        "messages": messages_to_json(sample.prompt.messages),
         "metadata": json.dumps(dict(sample.prompt.metadata)),
         "prompt_tokens": sample.prompt.tokens,
         "response": sample.response,
@@ -94,7 +95,7 @@ def _row(sample: Sample) -> dict[str, Any]:
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    messages = tuple(Message(**message) for message in json.loads(row["messages"]))
+    messages = messages_from_json(row["messages"])
     prompt = Prompt(messages, tuple(row["prompt_tokens"]), json.loads(row["metadata"]), row["source_row"])
     return Sample(
         prompt=prompt,

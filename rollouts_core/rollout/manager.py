@@ -90,8 +90,7 @@ class AsyncRolloutManager:
         return {**self._buffer.position(), "groups": [group_to_data(group) for group in self._carried]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        place = {name: state[name] for name in ("epoch_id", "sample_offset")}
-        self._buffer = DataBuffer(self._buffer.prompts, self._buffer.seed, **place)
+        self._buffer = self._buffer.at(state)
         self._carried = groups_from_state(state, self._buffer.prompts)
 
     def _known(self, step: int) -> Mapping[str, Completion]:

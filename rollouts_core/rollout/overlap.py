@@ -101,7 +101,7 @@ class OverlappedRollouts:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a saved state; one of `AsyncRolloutManager` does as well."""
         prompts = self._buffer.prompts
-        self._buffer = DataBuffer(prompts, self._buffer.seed, state["epoch_id"], state["sample_offset"])
+        self._buffer = self._buffer.at(state)
         self._issued = state.get("issued", 0)
         self._waiting = groups_from_state(state, prompts)
         by_row = {prompt.source_row: prompt for prompt in prompts}

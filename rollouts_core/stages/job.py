@@ -77,7 +77,7 @@ def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, ses
         if store.has(stage.artifact):
             return 0
         print(f"making {stage.artifact.directory}", flush=True)
-        device = prepare_torch(device) if stage.kind != "tokenize" else "cpu"
+        device = prepare_torch(device) if not stage.kind.startswith("tokenize") else "cpu"
         make_stage(stage, store, followed, device, session, on_lost=partial(_stop, directory, stage))
         return 0
     except (BadInput, ArtifactDamaged) as error:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from rollouts_core.algorithms import CustomAlgorithm
-from rollouts_core.config import HubDataset, Jsonl, PipelineConfig, PretrainedModel, ScratchModel
+from rollouts_core.config import Mixture, PipelineConfig, PretrainedModel, ScratchModel, Source, SourceOrMixture
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
@@ -67,6 +67,8 @@ def _tokenize(config: PipelineConfig, external: Externals) -> Stage:
         sources=_sources(config),
         max_length=config.data.max_length,
         overlong=config.data.overlong,
+        learnt_roles=config.data.learnt_roles if config.sft else ("assistant",),
+        tokenization=config.data.tokenization,
     )
     return Stage("tokenize", "tokenize", VERSIONS["tokenize"], spec, {}, _pick(external, *spec.sources, "model"))
 
@@ -80,6 +82,7 @@ def _sft(config: PipelineConfig, external: Externals, tokenize: Stage) -> Stage 
         backend=config.backend,
         seed=config.seed,
         max_length=config.data.max_length,
+        weights=_weights(config.data.demonstrations),
     )
     return Stage("sft", "sft", VERSIONS["sft"], spec, {"data": tokenize.artifact}, _pick(external, "model"))
 
@@ -102,6 +105,7 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage
             stop=min(start + config.rl.steps_per_segment, config.rl.steps),
             dtype=config.model.dtype,
             max_length=config.data.max_length,
+            weights=_weights(config.data.prompts),
         )
         inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
         filters = [role for role in external if role.startswith("filter-")]
@@ -160,13 +164,23 @@ def _identify(config: PipelineConfig) -> Externals:
     return found
 
 
-def _sources(config: PipelineConfig) -> dict[str, Jsonl | HubDataset]:
-    roles = {
+def _sources(config: PipelineConfig) -> dict[str, Source]:
+    roles: dict[str, SourceOrMixture | None] = {
         "demonstrations": config.data.demonstrations if config.sft else None,
         "prompts": config.data.prompts if config.rl else None,
         "heldout": config.data.heldout,
     }
-    return {role: source for role, source in roles.items() if source is not None}
+    found: dict[str, Source] = {}
+    for role, source in roles.items():
+        if isinstance(source, Mixture):
+            found |= {f"{role}-{number}": weighted.source for number, weighted in enumerate(source.sources, 1)}
+        elif source is not None:
+            found[role] = source
+    return found
+
+
+def _weights(source: SourceOrMixture | None) -> tuple[float, ...]:
+    return tuple(weighted.weight for weighted in source.sources) if isinstance(source, Mixture) else ()
 
 
 def _tokenizer(model: ScratchModel | PretrainedModel) -> TokenizerSpec:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rollouts_core.data.prompts import DataBuffer
-from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
@@ -19,7 +17,15 @@ from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
-from rollouts_core.stages.rl import backend_for, manager_for, policy_of, recipe_for, reference_for, settings_of
+from rollouts_core.stages.rl import (
+    backend_for,
+    buffer_of,
+    manager_for,
+    policy_of,
+    recipe_for,
+    reference_for,
+    settings_of,
+)
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.work import Session, StageLog, Work, open_session
@@ -84,9 +90,8 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
         model = policy_of(work, spec, tokenizer)
-        buffer = DataBuffer(read_prompts(work.inputs["data"] / "prompts"), spec.seed)
         engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
-        make_manager = partial(manager_for, work, spec, tokenizer, buffer, None)
+        make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(work, spec), None)
         with generating(lambda: EmbeddedEngine(engine), make_manager, same_thread=True) as rollouts:
             version = 0
             if spec.start > 0:
@@ -104,4 +109,4 @@ def _work(segment: Stage, store: Store, scratch: Path, device: str, session: Ses
     inputs = {role: store.open(artifact) for role, artifact in segment.inputs.items()}
     scratch.mkdir(parents=True, exist_ok=True)
     log = StageLog(segment.name, scratch / "metrics.jsonl", JSONLLogger(scratch / "followed.jsonl"))
-    return Work(segment, inputs, scratch, scratch, log, device, session)
+    return Work(segment, inputs, scratch, scratch, log, device, session, store)

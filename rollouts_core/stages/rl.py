@@ -9,7 +9,7 @@ give the same bits.
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from rollouts_core.algorithms import PPO
 from rollouts_core.config import RLConfig
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
-from rollouts_core.data.tokenized import read_prompts
+from rollouts_core.data.tokenized import directories_of, read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.inference.choice import engine_for, shares_device
 from rollouts_core.inference.engine import InferenceEngine
@@ -47,7 +47,7 @@ from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
-from rollouts_core.types import Sample
+from rollouts_core.types import Prompt, Sample
 from rollouts_core.user_code import load_function
 
 
@@ -133,11 +133,11 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     seed_torch(spec.seed, "rl")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     model = policy_of(work, spec, tokenizer)
-    prompts = read_prompts(work.inputs["data"] / "prompts")
-    check_room(prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
-    check_vocabulary(prompts, model.config.vocab_size)
+    buffer = buffer_of(work, spec)
+    check_room(buffer.prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
+    check_vocabulary(buffer.prompts, model.config.vocab_size)
     journal = RolloutJournal(work.scratch / "rollouts")
-    make_manager = partial(manager_for, work, spec, tokenizer, DataBuffer(prompts, spec.seed), journal)
+    make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal)
     make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
     colocated = shares_device(spec.engine, work.session.servers)
     same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
@@ -147,6 +147,17 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
         tell_build(work.session.ranks, work.stage, model)
     backend = backend_for(model, spec, recipe, work.session.ranks)
     return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)
+
+
+def buffer_of(work: Work, spec: RLSpec) -> DataBuffer:
+    """The prompts, those of a mixture one source after another, with rows counted on from one to the next."""
+    prompts: list[Prompt] = []
+    sizes: list[int] = []
+    for directory in directories_of(work.inputs["data"], "prompts"):
+        rows = max((prompt.source_row for prompt in prompts), default=-1) + 1
+        found = [replace(prompt, source_row=rows + prompt.source_row) for prompt in read_prompts(directory)]
+        prompts, sizes = [*prompts, *found], [*sizes, len(found)]
+    return DataBuffer(prompts, spec.seed, sizes=tuple(sizes), weights=spec.weights)
 
 
 def backend_for(

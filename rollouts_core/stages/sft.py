@@ -2,9 +2,10 @@
 
 import math
 import shutil
+from itertools import chain
 from typing import Any
 
-from rollouts_core.data.tokenized import read_examples
+from rollouts_core.data.tokenized import directories_of, read_examples
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import SFTSpec
@@ -23,7 +24,7 @@ def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, SFTSpec), "the planner pairs this stage with its spec"
     training = spec.training
-    examples = read_examples(work.inputs["data"] / "demonstrations")
+    sources = [read_examples(directory) for directory in directories_of(work.inputs["data"], "demonstrations")]
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     model = initial_policy(
         spec.model, work.stage.external.get("model"), tokenizer, spec.max_length, spec.seed, work.device
@@ -38,9 +39,9 @@ def run(work: Work) -> dict[str, float]:
         backend.load(directory)
         print(f"resuming after step {start}")
     work.log.covers(0, training.steps, start)
-    settings = SFTTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass)
+    settings = SFTTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
     loss = math.nan
-    steps = run_sft_training(backend, examples, settings, start)
+    steps = run_sft_training(backend, list(chain(*sources)), settings, start, list(map(len, sources)))
     for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
         loss = step.metrics["loss"]
         last = step.step == training.steps

@@ -9,14 +9,15 @@ from rollouts_core.config import (
     Dtype,
     EngineConfig,
     EvaluationConfig,
-    HubDataset,
-    Jsonl,
     Model,
     Overlong,
     RLConfig,
+    Role,
     SFTConfig,
+    Source,
+    TokenizationConfig,
 )
-from rollouts_core.parts import part
+from rollouts_core.parts import Operational, part
 
 
 @part
@@ -34,10 +35,21 @@ class TokenizeSpec:
     """The tokenizer and the sources; each source's content is an external input of the stage."""
 
     tokenizer: TokenizerSpec
-    sources: dict[str, Jsonl | HubDataset]
-    """By role: demonstrations, prompts, heldout."""
+    sources: dict[str, Source]
+    """By role: demonstrations, prompts, heldout; those of a mixture numbered from 1: prompts-1."""
     max_length: int
     overlong: Overlong
+    learnt_roles: tuple[Role, ...]
+    tokenization: Operational[TokenizationConfig]
+
+
+@part
+class TokenizePartSpec:
+    """Some of the shards of what is tokenized: each `parts`-th, from `part` on, which is counted from 0."""
+
+    whole: TokenizeSpec
+    part: int
+    parts: int
 
 
 @part
@@ -47,6 +59,8 @@ class SFTSpec:
     backend: BackendConfig
     seed: int
     max_length: int
+    weights: tuple[float, ...]
+    """Of the sources of a mixture; empty without one."""
 
 
 @part
@@ -62,6 +76,8 @@ class RLSpec:
     stop: int
     dtype: Dtype
     max_length: int
+    weights: tuple[float, ...]
+    """Of the sources of a mixture; empty without one."""
 
 
 @part
@@ -75,4 +91,4 @@ class EvaluateSpec:
     max_length: int
 
 
-Spec = TokenizeSpec | SFTSpec | RLSpec | EvaluateSpec
+Spec = TokenizeSpec | TokenizePartSpec | SFTSpec | RLSpec | EvaluateSpec

@@ -1,97 +1,126 @@
 """Data to Parquet, and the tokenizer that made it: `tokenizer/`, `demonstrations/*.parquet`, `prompts/*.parquet`, ...
 
-Decision: a source is tokenized in shards of a fixed number of rows. A shard is written under another name and renamed
-when it is whole; a killed stage goes on behind the shards that are there.
+Decision: a source is tokenized in shards of a fixed number of rows, read one after another and never all at once. A
+shard is written under another name and renamed when it is whole; a killed stage goes on with the shards that lack.
+
+Decision: the shards may be made by several processes. Each such part is a stage of its own, with its own artifact, and
+so is the tokenizer that they share; this stage takes what it finds of them and makes the rest. So its artifact is the
+same however many parts there were, and nothing depends on them but time.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from rollouts_core.data.sources import MAX_PROBLEMS, Row, load_rows
-from rollouts_core.data.tokenized import count_rows, tokenize_examples, tokenize_prompts, write_table
-from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
+from rollouts_core.data.sources import MAX_PROBLEMS, RowShard, row_shards
+from rollouts_core.data.tokenized import count_rows, write_table
+from rollouts_core.data.tokenizing import tokenize_examples, tokenize_prompts
 from rollouts_core.errors import BadInput
+from rollouts_core.stages import tokenizer as tokenizer_stage
+from rollouts_core.stages.parts import parts_of
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.work import Work
-from rollouts_core.types import Message
 
 SHARD_ROWS = 2000
-TRAINING_ROLES = ("demonstrations", "prompts")
-"""A tokenizer is made from these; the held-out rows stay unseen."""
 
 
 def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, TokenizeSpec), "the planner pairs this stage with its spec"
-    rows = _load(work, spec)
-    tokenizer = _tokenizer(work, spec, rows)
+    tokenizer_maker, parts = parts_of(work.stage)
+    if files := work.found(tokenizer_maker.artifact):
+        shutil.copytree(files / "tokenizer", work.scratch / "tokenizer", dirs_exist_ok=True)
+    for part in parts:
+        if files := work.found(part.artifact):
+            _take_over(files, work.scratch)
+    tokenizer = tokenizer_stage.tokenizer_of(work, spec)
     shutil.copytree(work.scratch / "tokenizer", work.out / "tokenizer")
+    rows = make_shards(work, spec, tokenizer, lambda shard: True)
     summary: dict[str, float] = {"vocab_size": float(len(tokenizer))}
-    shards = [(role, start) for role, loaded in rows.items() for start in range(0, len(loaded), SHARD_ROWS)]
-    problems: list[str] = []
-    for done, (role, start) in enumerate(shards, 1):
-        shard = work.scratch / role / f"{start // SHARD_ROWS:05d}.parquet"
-        try:
-            if not shard.exists():
-                write_table(_tokenize(role, rows[role][start : start + SHARD_ROWS], tokenizer, spec), shard)
-        except BadInput as error:
-            problems += error.problems
-            if len(problems) >= MAX_PROBLEMS:
-                break
-        work.log.progress(done, len(shards))
-    if problems:
-        raise BadInput(problems, "data")
-    for role, loaded in rows.items():
-        (work.out / role).mkdir()
-        for shard in sorted((work.scratch / role).glob("*.parquet")):
-            (work.out / role / shard.name).hardlink_to(shard)
-        counts = count_rows(work.out / role)
-        counts["dropped"] = len(loaded) - counts["rows"]
-        if not counts["rows"]:
-            raise BadInput(f"data.{role}: every row is longer than data.max_length {spec.max_length}")
-        summary |= {f"{role}/{name}": count for name, count in counts.items()}
-        too_long = ", ".join(f"{counts[name]:,.0f} {name}" for name in ("cut", "dropped") if counts.get(name))
-        told = f"; too long: {too_long}" if too_long else ""
-        print(f"{role}: {counts['rows']:,.0f} rows, {counts['tokens']:,.0f} tokens{told}")
+    for role in spec.sources:
+        _link(work.scratch / role, work.out / role)
+        summary |= {f"{role}/{name}": count for name, count in _counts(work.out / role, rows[role], spec).items()}
     return summary
 
 
-def _tokenize(role: str, rows: Sequence[Row], tokenizer: Any, spec: TokenizeSpec) -> Any:
-    if role == "demonstrations":
-        return tokenize_examples(rows, tokenizer, spec.max_length, spec.overlong)
-    return tokenize_prompts(rows, tokenizer, spec.max_length - 1, spec.overlong)
+def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[int], bool]) -> dict[str, int]:
+    """The shards that lack, of those that are asked for; how many rows each source has.
 
-
-def _load(work: Work, spec: TokenizeSpec) -> dict[str, list[Row]]:
-    """The rows of every source; the problems of all of them are raised together."""
-    rows: dict[str, list[Row]] = {}
+    Raises `BadInput` listing the problems of all sources, up to a limit.
+    """
+    rows: dict[str, int] = {}
     problems: list[str] = []
-    for role, source in spec.sources.items():
+    done = 0
+    for role in spec.sources:
+        rows[role] = 0
         try:
-            rows[role] = load_rows(source, work.stage.external[role])
+            for shard in _shards(work, spec, role, mine):
+                rows[role] += shard.count
+                problems += shard.problems or _made(work, spec, role, shard, tokenizer)
+                if len(problems) >= MAX_PROBLEMS:
+                    raise BadInput([*problems[:MAX_PROBLEMS], "further rows were not read"], "data")
+                done += mine(shard.number)
+                work.log.progress(done, done)
         except BadInput as error:
+            if len(error.problems) > MAX_PROBLEMS:
+                raise
             problems += error.problems
     if problems:
         raise BadInput(problems, "data")
     return rows
 
 
-def _tokenizer(work: Work, spec: TokenizeSpec, rows: dict[str, list[Row]]) -> Any:
-    """As it was saved, so that whoever resumes tokenizes with the same one."""
-    saved = work.scratch / "tokenizer"
-    if not saved.exists():
-        unfinished = work.scratch / "tokenizer.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        save_tokenizer(_new_tokenizer(work, spec, rows), unfinished)
-        unfinished.rename(saved)
-    return load_tokenizer(str(saved), None, spec.tokenizer.trust_remote_code)
+def _shards(work: Work, spec: TokenizeSpec, role: str, mine: Callable[[int], bool]) -> Iterator[RowShard]:
+    source, external = spec.sources[role], work.stage.external[role]
+    empty = True
+    for shard in row_shards(source, external, SHARD_ROWS, lambda n: mine(n) and not _file(work, role, n).exists()):
+        empty = False
+        yield shard
+    if empty:
+        raise BadInput(f"{external.location or source}: the data set is empty")
 
 
-def _new_tokenizer(work: Work, spec: TokenizeSpec, rows: dict[str, list[Row]]) -> Any:
-    if spec.tokenizer.kind == "pretrained":
-        model = work.stage.external["model"]
-        return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
-    loaded = (row for role in TRAINING_ROLES for row in rows.get(role, []))
-    conversations = [row.messages or tuple(Message("text", text) for text in row.plain) for row in loaded]
-    return train_tokenizer(spec.tokenizer, conversations, spec.max_length)
+def _made(work: Work, spec: TokenizeSpec, role: str, shard: RowShard, tokenizer: Any) -> tuple[str, ...]:
+    """Make a shard, unless it is there or not asked for; its problems."""
+    if not shard.rows:
+        return ()
+    try:
+        if role.startswith("demonstrations"):
+            table = tokenize_examples(shard.rows, tokenizer, spec.max_length, spec.overlong, spec.learnt_roles)
+        else:
+            table = tokenize_prompts(shard.rows, tokenizer, spec.max_length - 1, spec.overlong)
+    except BadInput as error:
+        return tuple(error.problems)
+    write_table(table, _file(work, role, shard.number))
+    return ()
+
+
+def _file(work: Work, role: str, shard: int) -> Path:
+    return work.scratch / role / f"{shard:05d}.parquet"
+
+
+def _take_over(files: Path, scratch: Path) -> None:
+    for shard in files.glob("*/*.parquet"):
+        kept = scratch / shard.relative_to(files)
+        if not kept.exists():
+            kept.parent.mkdir(exist_ok=True)
+            shutil.copyfile(shard, kept.with_suffix(".unfinished"))
+            kept.with_suffix(".unfinished").rename(kept)
+
+
+def _link(made: Path, out: Path) -> None:
+    out.mkdir()
+    for shard in sorted(made.glob("*.parquet")):
+        (out / shard.name).hardlink_to(shard)
+
+
+def _counts(directory: Path, rows: int, spec: TokenizeSpec) -> dict[str, float]:
+    role, counts = directory.name, count_rows(directory)
+    if not counts["rows"]:
+        raise BadInput(f"data.{role}: every row is longer than data.max_length {spec.max_length}")
+    counts["dropped"] = rows - counts.pop("source_rows")
+    too_long = ", ".join(f"{counts[name]:,.0f} {name}" for name in ("cut", "dropped") if counts.get(name))
+    told = f"; too long: {too_long}" if too_long else ""
+    print(f"{role}: {counts['rows']:,.0f} rows, {counts['tokens']:,.0f} tokens{told}")
+    return counts

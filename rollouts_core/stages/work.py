@@ -17,7 +17,7 @@ from rollouts_core.stages.stage import Stage, canonical_spec
 from rollouts_core.store.fingerprint import code_fingerprint, git_commit, installed_versions
 from rollouts_core.store.identity import refuse_changed
 from rollouts_core.store.making import making
-from rollouts_core.store.manifest import Provenance
+from rollouts_core.store.manifest import ArtifactId, Provenance
 from rollouts_core.store.store import Store
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "datasets")
@@ -84,6 +84,11 @@ class Work:
     log: StageLog
     device: str
     session: Session
+    store: Store
+
+    def found(self, artifact: ArtifactId) -> Path | None:
+        """The files of another artifact, where the store happens to have it."""
+        return self.store.open(artifact) if self.store.has(artifact) else None
 
 
 def make_stage(
@@ -110,6 +115,7 @@ def make_stage(
             log=StageLog(stage.name, place.scratch / "metrics.jsonl", followed),
             device=device,
             session=session,
+            store=store,
         )
         started, began = datetime.now(UTC), time.perf_counter()
         summary: dict[str, float] = import_module(stage.module).run(work)

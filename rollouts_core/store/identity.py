@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollouts_core.config import HubDataset, Jsonl, PretrainedModel
+from rollouts_core.config import Arrow, HubDataset, Jsonl, Parquet, PretrainedModel, Source
 from rollouts_core.errors import BadInput
 from rollouts_core.store.digests import known_digests
 from rollouts_core.store.keys import key_of
@@ -32,13 +32,13 @@ class External:
     """The files, directories or URLs whose content the identity tells; empty where it is a commit."""
 
 
-def identify_source(source: Jsonl | HubDataset) -> External:
+def identify_source(source: Source) -> External:
     """Raises `BadInput` when a file is missing or an input cannot be identified.
 
     The location of several data files is their paths, joined as in PATH.
     """
-    if isinstance(source, Jsonl):
-        return _jsonl(source)
+    if not isinstance(source, HubDataset):
+        return _file(source)
     if source.data_files:
         files = tuple(_absolute(file) for file in source.data_files)
         return External(_identity(files), os.pathsep.join(files), files)
@@ -71,7 +71,7 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
-def _jsonl(source: Jsonl) -> External:
+def _file(source: Jsonl | Parquet | Arrow) -> External:
     place = _absolute(str(source.path))
     if source.sha256 is None:
         return External(_identity((place,)), place, (place,))

@@ -21,6 +21,8 @@ class SFTTrainingConfig:
     batch_size: int
     seed: int
     tokens_per_pass: int = 16384
+    weights: tuple[float, ...] = ()
+    """Of the sources of a mixture."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,24 @@ class SFTStep:
 
 
 def run_sft_training(
-    backend: TrainingBackend, samples: Sequence[Example], config: SFTTrainingConfig, start: int = 0
+    backend: TrainingBackend,
+    samples: Sequence[Example],
+    config: SFTTrainingConfig,
+    start: int = 0,
+    sizes: Sequence[int] = (),
 ) -> Iterator[SFTStep]:
     """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on.
 
-    Raises `NonFiniteGradient` as the backend does.
+    `sizes` are of the sources of a mixture, which follow one another in `samples`. Raises `NonFiniteGradient` as the
+    backend does.
     """
     for step in range(start + 1, config.num_steps + 1):
         timer = PhaseTimer()
         with timer.phase("data"):
-            indices = batch_indices(len(samples), config.batch_size, config.seed, step - 1)
+            indices = batch_indices(sizes or (len(samples),), config.batch_size, config.seed, step - 1, config.weights)
             batch = [samples[index] for index in indices]
-            sizes = [len(sample.tokens) for sample in batch]
-            passes = best_fit(sizes, min(config.tokens_per_pass, -(-sum(sizes) // backend.parallel_passes)))
+            lengths = [len(sample.tokens) for sample in batch]
+            passes = best_fit(lengths, min(config.tokens_per_pass, -(-sum(lengths) // backend.parallel_passes)))
             normalizer = float(max(1, learnt_tokens(batch)))
         with timer.phase("forward_backward"):
             futures = [

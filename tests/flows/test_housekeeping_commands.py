@@ -83,6 +83,7 @@ def laptops(
     return begin
 
 
+@pytest.mark.slow
 def test_two_machines_that_want_the_same_make_it_once(
     laptops: Callable[[str], "subprocess.Popen[str]"], tmp_path: Path, rollouts: Rollouts, s3_url: str
 ) -> None:

@@ -22,7 +22,8 @@ PLACES = {
     "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
     "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
-    "LoRAConfig": "backend.lora",
+    "LoRAConfig": "backend.lora", "Parquet": "data.prompts", "Arrow": "data.prompts", "Mixture": "data.demonstrations",
+    "Weighted": "data.demonstrations.sources.0", "TokenizationConfig": "data.tokenization",
     **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
 }  # fmt: skip
 """Where in the config a part stands."""
@@ -34,7 +35,9 @@ CHANGES: dict[str, Any] = {
     "ScratchModel.heads": 4, "ScratchModel.kv_heads": 2, "ScratchModel.intermediate_size": 128,
     "ScratchModel.tokenizer": "byte_bpe", "ScratchModel.vocab_size": 300, "ScratchModel.dtype": "bfloat16",
     "PretrainedModel.dtype": "bfloat16", "PretrainedModel.trust_remote_code": True, "PretrainedModel.revision": "v2",
-    "DataConfig.max_length": 16, "DataConfig.overlong": "drop",
+    "DataConfig.max_length": 16, "DataConfig.overlong": "drop", "DataConfig.learnt_roles": ["assistant", "user"],
+    "TokenizationConfig.parts": 2, "TokenizationConfig.task_runner": "dask",
+    "TokenizationConfig.cluster": "tcp://127.0.0.1:1", "Weighted.weight": 5.0, "HubDataset.streaming": True,
     "HubDataset.config": "other", "HubDataset.split": "train[:5]", "HubDataset.revision": "v2",
     "HubDataset.messages_column": "turns", "HubDataset.answer_column": "solution",
     "SFTConfig.steps": 100, "SFTConfig.batch_size": 4, "SFTConfig.tokens_per_pass": 200, "SFTConfig.optimizer": "muon",
@@ -72,7 +75,10 @@ CHANGES: dict[str, Any] = {
     "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
 }  # fmt: skip
 
-COPIED = ("Jsonl.path", "Jsonl.sha256", "PretrainedModel.name", "HubDataset.name", "HubDataset.data_files")
+COPIED = (
+    *(f"{part}.{field}" for part in ("Jsonl", "Parquet", "Arrow") for field in ("path", "sha256")),
+    "PretrainedModel.name", "HubDataset.name", "HubDataset.data_files",
+)  # fmt: skip
 """Inputs by their place: changed to a copy elsewhere, they are the same."""
 CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment")
 """Operational, but segments carry them: they say which stages there are."""
@@ -92,7 +98,7 @@ def own_fields() -> list[tuple[str, bool]]:
         identity = identity_fields(part)
         for field in fields(part):
             path = ".".join([PLACES[part.__name__], field.name] if PLACES[part.__name__] else [field.name])
-            if field.name != "kind" and path not in PLACES.values() and path != "data.demonstrations":
+            if field.name not in ("kind", "source", "sources") and path not in PLACES.values():
                 found.append((f"{part.__name__}.{field.name}", field.name in identity))
     return found
 
@@ -113,6 +119,11 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
         if part == "HubDataset":
             file = data["data"]["heldout"]["path"]
             data["data"]["heldout"] = {"kind": "dataset", "name": "json", "data_files": [file]}
+        if part in ("Parquet", "Arrow"):
+            data["data"]["prompts"]["kind"] = part.lower()
+        if part in ("Mixture", "Weighted"):
+            sources = [{"source": data["data"][role]} for role in ("demonstrations", "prompts")]
+            data["data"]["demonstrations"] = {"kind": "mixture", "sources": sources}
         if part == "MachineConfig":
             data["machine"] = {"kind": "ssh"}
         if part == "EngineConfig":
@@ -135,9 +146,11 @@ def keys(data: dict[str, Any]) -> dict[str, str]:
 
 
 def part_of(data: dict[str, Any], part: str) -> dict[str, Any]:
+    found: Any = data
     for step in PLACES[part].split(".") if PLACES[part] else []:
-        data = data.setdefault(step, {})
-    return data
+        found = found[int(step)] if step.isdigit() else found.setdefault(step, {})
+    part_data: dict[str, Any] = found
+    return part_data
 
 
 def test_every_field_is_listed() -> None:

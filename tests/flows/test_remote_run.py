@@ -78,6 +78,7 @@ def made(store: Path, *kinds: str) -> dict[str, dict[str, str]]:
 STAGES = ("tokenize", "sft", "rl", "evaluate")
 
 
+@pytest.mark.slow
 def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
     rollouts: Rollouts, config_file: Callable[..., Path], hosts: Hosts, tmp_path: Path, variables: dict[str, str]
 ) -> None:

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rollouts_core.data.tokenizers import train_tokenizer
 from rollouts_core.stages.specs import TokenizerSpec
-from rollouts_core.types import Message
 
 VOCABULARY = 24
 CONTEXT = 48
@@ -33,4 +32,4 @@ def tiny_model(seed: int = 0, architecture: Any = None, **changes: Any) -> Any:
 
 @cache
 def character_tokenizer(text: str = "0123456789+=") -> Any:
-    return train_tokenizer(TokenizerSpec(kind="character"), [(Message("user", text),)], CONTEXT)
+    return train_tokenizer(TokenizerSpec(kind="character"), [text], CONTEXT)

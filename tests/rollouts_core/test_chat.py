@@ -1,12 +1,14 @@
 """Loss masks against a slow independent method: which tokens change when only the assistant's words are kept."""
 
+from itertools import groupby
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts_core.data.chat import compute_loss_mask, render_prompt, tokenize_conversation
+from rollouts_core.data.chat import Tokenized, encode_texts, tokenize_conversation
+from rollouts_core.data.rendering import chat_format, render_prompt
 from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizerSpec
@@ -17,7 +19,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 FORGETFUL = (
-    "{% for message in messages %}{% if message.role == 'assistant' and not loop.last %}[…]"
+    "{% for message in messages %}{% if message.role == 'assistant' and not loop.last %}..."
     "{% else %}{{ message.role }}:{{ message.content }}{% endif %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -31,7 +33,7 @@ TURNS = (
 
 
 def tokenizer(kind: str, template: str | None = None) -> Any:
-    texts = [(Message("user", "be kind hi you hello 2+2? four, \nsystemuserassistant" * 3),)]
+    texts = ["be kind hi you hello 2+2? four, \n:.systemuserassistant" * 3]
     made = train_tokenizer(TokenizerSpec(kind=kind, vocab_size=300 if kind == "byte_bpe" else None), texts, 512)
     if template == CHATML:
         made.add_special_tokens(
@@ -44,14 +46,13 @@ def tokenizer(kind: str, template: str | None = None) -> Any:
 
 def masked_text(made: Any, messages: tuple[Message, ...]) -> list[str]:
     """The learnt runs of tokens, decoded one by one."""
-    ids, mask = compute_loss_mask(made, messages)
-    runs, previous = [], 0
-    for token, learnt in zip(ids, mask, strict=True):
-        if learnt and not previous:
-            runs.append([])
-        if learnt:
-            runs[-1].append(token)
-        previous = learnt
+    (only,) = tokenize_conversation(made, messages)
+    return runs_of(made, only)
+
+
+def runs_of(made: Any, tokenized: Tokenized) -> list[str]:
+    pairs = zip(tokenized.ids.tolist(), tokenized.mask.tolist(), strict=True)
+    runs = [[token for token, _ in run] for learnt, run in groupby(pairs, lambda pair: pair[1]) if learnt]
     return [made.decode(run) for run in runs]
 
 
@@ -80,15 +81,18 @@ BPE, BPE_CHATML = tokenizer("byte_bpe"), tokenizer("byte_bpe", CHATML)
 
 def test_a_prompt_is_the_beginning_of_the_conversation() -> None:
     made = tokenizer("character")
-    ids, _ = compute_loss_mask(made, TURNS)
-    prompt = render_prompt(made, TURNS[:-1])
+    ids = tokenize_conversation(made, TURNS)[0].ids.tolist()
+    prompt = encode_texts(made, [render_prompt(chat_format(made), TURNS[:-1])])[0].tolist()
     assert ids[: len(prompt)] == prompt
     assert made.decode(ids[len(prompt) :]) == "four, hello<|end|>"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    with pytest.raises(BadInput, match="renders turn 2 differently"):
-        tokenize_conversation(tokenizer("character", FORGETFUL), TURNS)
+def test_a_turn_that_the_template_rewrites_later_is_learnt_from_a_text_of_its_own() -> None:
+    made = tokenizer("character", FORGETFUL)
+    last, first = tokenize_conversation(made, TURNS)
+    assert (runs_of(made, last), runs_of(made, first)) == (["four, hello<|end|>"], ["hello<|end|>"])
+    assert "hello" not in made.decode(last.ids[: -len("four, hello") - 1])
+    assert made.decode(first.ids) == "system:be kind<|end|>user:hi you<|end|>assistant:hello<|end|>"
 
 
 @pytest.mark.parametrize("kind", ["character", "byte_bpe"])
@@ -98,7 +102,8 @@ def test_made_tokenizers_survive_saving_and_keep_every_character(kind: str, tmp_
     loaded = load_tokenizer(str(tmp_path))
     text = "be  kind\n2+2? hello"
     assert loaded.decode(loaded(text)["input_ids"]) == text
-    assert compute_loss_mask(loaded, TURNS) == compute_loss_mask(made, TURNS)
+    (again,), (first,) = (tokenize_conversation(which, TURNS) for which in (loaded, made))
+    assert again.ids.tolist() == first.ids.tolist() and again.mask.tolist() == first.mask.tolist()
 
 
 def test_byte_bpe_knows_every_character() -> None:

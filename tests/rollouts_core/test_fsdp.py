@@ -54,6 +54,7 @@ def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
 
 
+@pytest.mark.slow
 def test_adapters_in_shards_are_adapters(tmp_path: Path) -> None:
     told, weights = on_ranks("lora", tmp_path)
     backend = create_pytorch_backend(tiny_model(), create_cross_entropy_loss(), optimization(), lora=LoRAConfig(rank=4))
@@ -76,7 +77,7 @@ def test_bfloat16_computes_in_bfloat16_and_steps_in_float32(tmp_path: Path) -> N
     assert told[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=0.05)
 
 
-@pytest.mark.parametrize(("saving", "resuming"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("saving", "resuming"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_takes_up_a_checkpoint(saving: int, resuming: int, tmp_path: Path) -> None:
     on_ranks("save", tmp_path, saving)
     told, weights = on_ranks("resume", tmp_path, resuming)
@@ -94,6 +95,7 @@ def test_one_device_takes_up_what_ranks_left(tmp_path: Path) -> None:
     assert {path.suffix for path in (tmp_path / "checkpoint").rglob("*.*")} == {".safetensors", ".json"}
 
 
+@pytest.mark.slow
 def test_scores_come_back_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
     told, _ = on_ranks("score", tmp_path)
     backend = alone()
@@ -102,6 +104,7 @@ def test_scores_come_back_in_the_order_they_were_asked_for(tmp_path: Path) -> No
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_can_be_replaced_on_all_ranks(tmp_path: Path) -> None:
     _, weights = on_ranks("load", tmp_path)
     assert all(torch.equal(weights[name], value) for name, value in tiny_model(seed=7).named_parameters())

@@ -17,6 +17,7 @@ from rollouts_core.inference.engine import Completion
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.stages import tokenize as tokenize_stage
+from rollouts_core.stages.parts import parts_of
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.work import make_stage, open_session
@@ -196,6 +197,24 @@ def test_tokenization_goes_on_behind_the_finished_shards(
     make(stage, store)
     assert len(set(written)) == len(written) == 16 + 1, "eight shards of each source, each written once"
     assert content(store, stage) == content(whole, stage)
+
+
+def test_parts_are_taken_over_and_what_lacks_is_made(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, one, or none: the same artifact."""
+    monkeypatch.setattr(tokenize_stage, "SHARD_ROWS", 7)
+    config["data"]["tokenization"] = {"parts": 3}
+    stage = plan(from_data(config)).tokenize
+    tokenizer, parts = parts_of(stage)
+    stores = [LocalStore(tmp_path / str(made)) for made in range(3)]
+    for store, made in zip(stores, ([], [tokenizer, parts[1]], [tokenizer, *parts]), strict=True):
+        for part in made:
+            make(part, store)
+        make(stage, store)
+    assert [content(store, stage) for store in stores] == [content(stores[0], stage)] * 3
+    shards = [[path.name for path in stores[2].open(part.artifact).rglob("*.parquet")] for part in parts]
+    assert sum(map(len, shards)) == 16 and all(shards)
 
 
 def test_the_position_in_prompts_is_not_the_count_of_tries(config: dict[str, Any], tmp_path: Path) -> None:

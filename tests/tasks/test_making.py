@@ -25,6 +25,7 @@ from tasks import (
     sft,
     sync,
     tokenize,
+    tokenize_parts,
 )
 from tasks.events import Event, StageChanged, logger
 from tasks.making import ArtifactRef, make, recorded, retry_mends
@@ -47,7 +48,7 @@ def test_only_what_a_retry_can_mend_is_retried(error: Exception, again: bool) ->
 
 
 def test_every_task_has_a_timeout_and_jobs_are_retried_with_backoff_and_jitter() -> None:
-    jobs = [tokenize.tokenize, sft.sft, rl.rl, evaluate.evaluate]
+    jobs = [tokenize.tokenize_task, tokenize_parts.tokenize_part, sft.sft, rl.rl, evaluate.evaluate]
     light = [bootstrap.bootstrap, provision.provision_task, serve.serve_task, sync.sync, report.report]
     for task in [*jobs, *light]:
         assert task.timeout_seconds

@@ -1,0 +1,141 @@
+"""Rows to tables of tokens: a shard at a time, its texts encoded together."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rollouts_core.config import Overlong
+from rollouts_core.data.chat import Ids, Tokenized, encode_plain, encode_rendered, encode_texts
+from rollouts_core.data.messages import messages_to_json
+from rollouts_core.data.rendering import (
+    ASSISTANT,
+    ChatFormat,
+    Rendered,
+    chat_format,
+    render_conversation,
+    render_prompt,
+)
+from rollouts_core.data.sources import MAX_PROBLEMS, Row
+from rollouts_core.data.tokenized import EXAMPLES, PROMPTS
+from rollouts_core.errors import BadInput
+
+
+def tokenize_examples(
+    rows: Sequence[Row],
+    tokenizer: Any,
+    max_length: int,
+    overlong: Overlong = "refuse",
+    roles: Sequence[str] = ASSISTANT,
+) -> pa.Table:
+    """Demonstrations as a table, in which turns of these roles are learnt.
+
+    What is too long is dealt with as `overlong` says, and then teaches something or is dropped. Raises `BadInput` for
+    rows that are too long ("refuse"), unreadable or teach nothing.
+    """
+    made, problems = _tokenized(rows, tokenizer, roles)
+    kept: list[tuple[Row, Tokenized, int]] = []
+    for row, example in made:
+        full = len(example.ids)
+        if full > max_length and overlong != "refuse":
+            part = slice(0, max_length) if overlong == "cut_right" else slice(full - max_length, full)
+            example = Tokenized(example.ids[part], example.mask[part])
+            if overlong == "drop" or not example.mask[1:].any():
+                continue
+        problem = _problem(example.ids, tokenizer, max_length)
+        if not problem and not example.mask[1:].any():
+            problem = f"has no turn of the {' or '.join(roles)} to learn from" if row.messages else "teaches nothing"
+        if problem:
+            problems.append(f"{row.place}: {problem}")
+        kept.append((row, example, full))
+    _refuse(problems)
+    columns = {
+        "input_ids": _lists([example.ids for _, example, _ in kept], np.int32),
+        "loss_mask": _lists([example.mask for _, example, _ in kept], np.int8),
+        "length": [len(example.ids) for _, example, _ in kept],
+        "full_length": [full for _, _, full in kept],
+        "source_row": [row.source_row for row, _, _ in kept],
+    }
+    return pa.table(columns, schema=EXAMPLES)
+
+
+def tokenize_prompts(
+    rows: Sequence[Row], tokenizer: Any, max_prompt_length: int, overlong: Overlong = "refuse"
+) -> pa.Table:
+    """Prompts as a table; an assistant's closing turn is left out, and what is too long is dropped unless it is to be
+    refused: half a prompt asks nothing. Raises `BadInput` as `tokenize_examples` does."""
+    chat, problems = chat_format(tokenizer), list[str]()
+    asked: list[tuple[Row, str]] = []
+    for row in rows:
+        try:
+            asked.append((row, render_prompt(chat, prompt_of(row), row.tools) if row.messages else row.plain[0]))
+        except BadInput as error:
+            problems += [f"{row.place}: {problem}" for problem in error.problems]
+    kept: list[tuple[Row, Ids]] = []
+    for (row, _), ids in zip(asked, encode_texts(tokenizer, [text for _, text in asked]), strict=True):
+        if len(ids) > max_prompt_length and overlong != "refuse":
+            continue
+        if problem := _problem(ids, tokenizer, max_prompt_length) or ("" if len(ids) else "has no prompt"):
+            problems.append(f"{row.place}: {problem}")
+        kept.append((row, ids))
+    _refuse(problems)
+    columns = {
+        "input_ids": _lists([ids for _, ids in kept], np.int32),
+        "length": [len(ids) for _, ids in kept],
+        "source_row": [row.source_row for row, _ in kept],
+        "messages": [messages_to_json(prompt_of(row)) for row, _ in kept],
+        "metadata": [json.dumps(row.metadata, default=str) for row, _ in kept],
+    }
+    return pa.table(columns, schema=PROMPTS)
+
+
+def prompt_of(row: Row) -> Sequence[Any]:
+    """What comes before the answer that is to be given."""
+    return row.messages[:-1] if row.messages and row.messages[-1].role == "assistant" else row.messages
+
+
+def _tokenized(
+    rows: Sequence[Row], tokenizer: Any, roles: Sequence[str]
+) -> tuple[list[tuple[Row, Tokenized]], list[str]]:
+    """In the rows' order, a row that needs it in several sequences; and the problems of those that cannot be."""
+    chat, problems = chat_format(tokenizer), list[str]()
+    plain = [row for row in rows if not row.messages]
+    encoded_plain = dict(zip(map(id, plain), encode_plain(tokenizer, [row.plain for row in plain]), strict=True))
+    rendered: list[tuple[Row, list[Rendered]]] = []
+    for row in rows:
+        try:
+            rendered.append((row, _rendered(chat, row, roles)))
+        except BadInput as error:
+            problems += [f"{row.place}: {problem}" for problem in error.problems]
+    encoded = iter(encode_rendered(tokenizer, [text for _, texts in rendered for text in texts]))
+    made = []
+    for row, texts in rendered:
+        made += [(row, encoded_plain[id(row)])] if not row.messages else [(row, next(encoded)) for _ in texts]
+    return made, problems
+
+
+def _rendered(chat: ChatFormat, row: Row, roles: Sequence[str]) -> list[Rendered]:
+    return render_conversation(chat, row.messages, row.tools, roles) if row.messages else []
+
+
+def _lists(values: Sequence[npt.NDArray[Any]], dtype: type[np.integer[Any]]) -> pa.ListArray:
+    offsets = np.cumsum([0, *map(len, values)]).astype(np.int32)
+    flat = np.concatenate(values) if values else np.array([], dtype)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(dtype, copy=False)))
+
+
+def _problem(ids: Ids, tokenizer: Any, max_length: int) -> str:
+    if len(ids) > max_length:
+        return f"{len(ids)} tokens, longer than the {max_length} that the context allows: shorten or drop it"
+    if tokenizer.unk_token_id is not None and (ids == tokenizer.unk_token_id).any():
+        return "has characters that the tokenizer does not know"
+    return ""
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        further = [f"and {len(problems) - MAX_PROBLEMS} more rows"] if len(problems) > MAX_PROBLEMS else []
+        raise BadInput(problems[:MAX_PROBLEMS] + further, "data")

@@ -1,0 +1,52 @@
+"""The tokenizer alone, for those who tokenize in parts: `tokenizer/`."""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from rollouts_core.data.sources import Row, read_rows
+from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
+from rollouts_core.stages.specs import TokenizeSpec
+from rollouts_core.stages.work import Work
+
+LEARNT_FROM = ("demonstrations", "prompts")
+"""A tokenizer is made from these; the held-out rows stay unseen."""
+
+
+def run(work: Work) -> dict[str, float]:
+    spec = work.stage.spec
+    assert isinstance(spec, TokenizeSpec), "the planner pairs this stage with its spec"
+    tokenizer = tokenizer_of(work, spec)
+    shutil.copytree(work.scratch / "tokenizer", work.out / "tokenizer")
+    return {"vocab_size": float(len(tokenizer))}
+
+
+def tokenizer_of(work: Work, spec: TokenizeSpec) -> Any:
+    """As it was saved, so that whoever resumes tokenizes with the same one."""
+    saved = work.scratch / "tokenizer"
+    if not saved.exists():
+        unfinished = work.scratch / "tokenizer.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_tokenizer(_new_tokenizer(work, spec), unfinished)
+        unfinished.rename(saved)
+    return load_tokenizer(str(saved), None, spec.tokenizer.trust_remote_code)
+
+
+def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
+    if spec.tokenizer.kind == "pretrained":
+        model = work.stage.external["model"]
+        return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
+    return train_tokenizer(spec.tokenizer, _texts(work, spec), spec.max_length)
+
+
+def _texts(work: Work, spec: TokenizeSpec) -> Iterator[str]:
+    """Of every row that can be read; what is wrong with the others is told when they are tokenized."""
+    for role, source in spec.sources.items():
+        if role.startswith(LEARNT_FROM):
+            for row in read_rows(source, work.stage.external[role]):
+                yield from _texts_of(row) if isinstance(row, Row) else ()
+
+
+def _texts_of(row: Row) -> Iterator[str]:
+    yield from (message.content for message in row.messages)
+    yield from row.plain

@@ -1,0 +1,91 @@
+"""The parts of tokenization: one mapped task each, on threads here or on a cluster that Prefect knows.
+
+Decision: a task is given plain data and opens the store itself, so it may run in any process of any host that reaches
+the store. The work is done in a process of its own, as every stage's, since rendering holds Python's lock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prefect import flow, task, unmapped
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import as_completed
+from prefect.logging import get_run_logger
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from infra.follow import LogLine
+from infra.jobs import MachineSession, end_job, job_name, make_in_job
+from infra.provision import this_machine
+from rollouts_core.config import MachineConfig, TokenizationConfig
+from rollouts_core.observe.runs import RunLog, RunRecord
+from rollouts_core.stages.parts import parts_of
+from rollouts_core.stages.specs import TokenizeSpec
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.store import open_store
+from tasks.events import StageProgress, announce
+from tasks.making import JOB_TASK
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where parts are made, as plain data."""
+
+    settings: MachineConfig
+    home: Path
+    url: str | None
+
+
+def tokenize_in_parts(stage: Stage, machine: MachineSession) -> None:
+    """Whoever stops waiting ends the parts that run here. Raises what a part raises."""
+    assert isinstance(stage.spec, TokenizeSpec), "only this stage is made in parts"
+    tokenizer, parts = parts_of(stage)
+    place = Place(machine.settings, machine.store.home, machine.store.url)
+    mapped = part_tasks.with_options(task_runner=task_runner(stage.spec.tokenization))
+    try:
+        mapped(stage.name, tokenizer, parts, place)
+    except BaseException:
+        for part in (tokenizer, *parts):
+            end_job(job_name([part]), machine.machine)
+        raise
+
+
+def task_runner(settings: TokenizationConfig) -> TaskRunner[Any]:
+    match settings.task_runner:
+        case "threads":
+            return ThreadPoolTaskRunner(max_workers=settings.parts)
+        case "dask":
+            from prefect_dask import DaskTaskRunner
+
+            workers = {"n_workers": settings.parts, "threads_per_worker": 1, "dashboard_address": None}
+            started = None if settings.cluster else workers
+            dask: TaskRunner[Any] = DaskTaskRunner(address=settings.cluster, cluster_kwargs=started)
+            return dask
+        case "ray":
+            from prefect_ray import RayTaskRunner
+
+            ray: TaskRunner[Any] = RayTaskRunner(address=settings.cluster)
+            return ray
+
+
+@flow(name="tokenize-parts", flow_run_name="{name} in parts", validate_parameters=False, persist_result=False)
+def part_tasks(name: str, tokenizer: Stage, parts: Sequence[Stage], place: Place) -> None:
+    tokenize_part(tokenizer, place)
+    futures = tokenize_part.map(list(parts), unmapped(place))
+    for done, future in enumerate(as_completed(futures), 1):
+        future.result()
+        announce(StageProgress(name, done, len(parts), {}))
+
+
+@task(name="tokenize-part", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+def tokenize_part(stage: Stage, place: Place) -> None:
+    store = open_store(place.home, place.url)
+    if store.has(stage.artifact):
+        return
+    with TemporaryDirectory() as nobodys:
+        notes = RunLog(Path(nobodys), RunRecord(stage.name, stage.name, "Running", "", 0.0, None, ()), None)
+        for event in make_in_job(stage, [stage], this_machine(place.settings, store, notes)):
+            if isinstance(event, LogLine):
+                get_run_logger().info(event.text)
