@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollouts_core.parts import part
+from rollouts_core.parts import Operational, part
 
 Low = Annotated[float, Field(ge=0, lt=1, description="Ratios below 1 - clip_low are clipped.")]
 High = Annotated[float, Field(ge=0, description="Ratios above 1 + clip_high are clipped.")]
@@ -107,6 +107,18 @@ class PPO:
 
 
 @part
+class Distillation:
+    """On-policy distillation: each token is worth how much likelier a teacher finds it. The reward is only logged."""
+
+    kind: Literal["distillation"] = "distillation"
+    teacher: Operational[str] = Field(
+        min_length=1,
+        description="A directory or hub name; or the address of a server (SGLang, vLLM) with the policy's tokenizer.",
+    )
+    revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit of a hub name.")
+
+
+@part
 class CustomAlgorithm:
     """Advantages by a function of one's own: samples of the step in, one number per sample (or per token) out."""
 
@@ -118,7 +130,7 @@ class CustomAlgorithm:
 
 
 Algorithm = Annotated[
-    GRPO | DrGRPO | DAPO | GSPO | CISPO | RLOO | ReinforcePlusPlus | MaxRL | PPO | CustomAlgorithm,
+    GRPO | DrGRPO | DAPO | GSPO | CISPO | RLOO | ReinforcePlusPlus | MaxRL | PPO | Distillation | CustomAlgorithm,
     Field(discriminator="kind"),
 ]
 GROUP_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "maxrl")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PlainValidator, model_validator
 
-from rollouts_core.algorithms import GROUP_ALGORITHMS, GRPO, Algorithm
+from rollouts_core.algorithms import GROUP_ALGORITHMS, GRPO, Algorithm, Distillation
 from rollouts_core.parts import Operational, part
 
 
@@ -296,7 +296,18 @@ class RLConfig:
             problems.append(f"n_samples_per_prompt 1: {self.algorithm.kind} compares the answers of a group")
         if self.algorithm.kind == "maxrl" and self.kl_coef and self.kl_as == "reward":
             problems.append("kl_as reward makes rewards negative, and maxrl needs them at 0 or more")
+        if isinstance(self.algorithm, Distillation):
+            problems += _distillation_problems(self.algorithm, self.kl_coef, self.temperature)
         return _or_raise(self, problems)
+
+
+def _distillation_problems(algorithm: Distillation, kl_coef: float, temperature: float) -> list[str]:
+    problems = []
+    if kl_coef:
+        problems.append(f"kl_coef {kl_coef}: distillation has its teacher for a reference, and no other")
+    if "://" in algorithm.teacher and temperature != 1:
+        problems.append(f"temperature {temperature}: a teacher behind an address scores at 1")
+    return problems
 
 
 @part

@@ -1,9 +1,12 @@
 """The prompt buffer: prompts in seeded order, epoch after epoch, with a position that can be saved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rollouts_core.data.order import epoch_order
+from rollouts_core.data.tokenized import Ids
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Prompt
 
@@ -52,11 +55,11 @@ def check_room(prompts: Sequence[Prompt], field: str, max_new_tokens: int, max_l
         )
 
 
-def check_vocabulary(prompts: Sequence[Prompt], vocab_size: int) -> None:
-    """Raises `BadInput` when a prompt holds tokens that the model does not have: some servers die of them."""
-    largest = max(max(prompt.tokens) for prompt in prompts)
+def check_vocabulary(sequences: Iterable[Sequence[int] | Ids], vocab_size: int) -> None:
+    """Raises `BadInput` when the data hold tokens that the model does not have: some servers die of them."""
+    largest = max(int(np.max(tokens)) for tokens in sequences)
     if largest >= vocab_size:
         raise BadInput(
-            f"the prompts hold token {largest}, and the model's vocabulary has {vocab_size}: "
+            f"the data hold token {largest}, and the model's vocabulary has {vocab_size}: "
             "tokenizer and model do not belong together"
         )

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from rollouts_core.algorithms import CustomAlgorithm
+from rollouts_core.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config import Mixture, PipelineConfig, PretrainedModel, ScratchModel, Source, SourceOrMixture
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
 from rollouts_core.stages.stage import VERSIONS, Stage
-from rollouts_core.store.identity import External, identify_model, identify_source
+from rollouts_core.store.identity import External, identify_model, identify_source, identify_teacher
 from rollouts_core.user_code import identify_function
 
 Externals = dict[str, External]
@@ -109,7 +109,7 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage
         )
         inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
         filters = [role for role in external if role.startswith("filter-")]
-        outside = _pick(external, "reward", "algorithm", *filters, *(["model"] if first_model else []))
+        outside = _pick(external, "reward", "algorithm", "teacher", *filters, *(["model"] if first_model else []))
         segments.append(Stage(f"rl-{len(segments) + 1}", "rl", VERSIONS["rl"], spec, inputs, outside))
     return tuple(segments)
 
@@ -149,6 +149,9 @@ def _identify(config: PipelineConfig) -> Externals:
         if isinstance(config.rl.algorithm, CustomAlgorithm):
             name = config.rl.algorithm.function
             looks["algorithm"] = ("rl.algorithm.function", partial(identify_function, name, {}, "algorithm"))
+        if isinstance(config.rl.algorithm, Distillation):
+            teacher = partial(identify_teacher, config.rl.algorithm.teacher, config.rl.algorithm.revision)
+            looks["teacher"] = ("rl.algorithm.teacher", teacher)
         for number, name in enumerate(config.rl.rollouts.filters):
             looks[f"filter-{number}"] = (f"rl.rollouts.filters.{number}", partial(identify_filter, name))
     looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))

@@ -8,7 +8,6 @@ give the same bits.
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,16 +34,24 @@ from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.work import Work
+from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe, recipe_of
-from rollouts_core.training.backend import TokenScores, TrainBatch
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
-from rollouts_core.training.models import initial_policy, load_hf_model, save_policy, seed_torch
+from rollouts_core.training.models import (
+    check_context,
+    check_teacher,
+    initial_policy,
+    load_hf_model,
+    save_policy,
+    seed_torch,
+)
 from rollouts_core.training.objectives import Extras, create_rl_loss
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.pytorch import score as score_batch
+from rollouts_core.training.reference import Reference, reference_model, reference_server
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.types import Prompt, Sample
@@ -59,7 +66,7 @@ class Trainer:
     tokenizer: Any
     backend: FSDPTrainingBackend | PyTorchTrainingBackend
     recipe: Recipe
-    reference: Callable[[TrainBatch], TokenScores] | None
+    reference: Reference | None
     rollouts: GeneratedRollouts
     journal: RolloutJournal
 
@@ -135,7 +142,8 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     model = policy_of(work, spec, tokenizer)
     buffer = buffer_of(work, spec)
     check_room(buffer.prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
-    check_vocabulary(buffer.prompts, model.config.vocab_size)
+    check_vocabulary([prompt.tokens for prompt in buffer.prompts], model.config.vocab_size)
+    check_context(model, spec.max_length)
     journal = RolloutJournal(work.scratch / "rollouts")
     make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal)
     make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
@@ -231,15 +239,22 @@ def manager_for(
     return AsyncRolloutManager(engine, tokenizer, buffer, scored, config, filters, kept)
 
 
-def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Callable[[TrainBatch], TokenScores] | None:
-    """Scores batches under the policy that RL began with; None where nothing asks for it."""
-    if not spec.training.kl_coef:
+def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
+    """Scores tokens under the policy that RL began with, or a teacher; None where nothing asks for it."""
+    teacher = work.stage.external.get("teacher")
+    if teacher is None and not spec.training.kl_coef:
         return None
-    if "reference" in work.inputs:
+    if teacher is not None and is_url(teacher.location):
+        return reference_server(teacher.location)
+    if teacher is not None:
+        frozen = load_hf_model(teacher.location, spec.dtype, work.device, revision=teacher.identity.get("commit"))
+        check_teacher(frozen, tokenizer)
+    elif "reference" in work.inputs:
         frozen = load_hf_model(str(work.inputs["reference"] / "policy"), spec.dtype, work.device)
     else:
         frozen = _initial(work, spec, tokenizer)
-    return partial(score_batch, Policy(frozen.requires_grad_(False), spec.training.temperature).eval())
+    policy = Policy(frozen.requires_grad_(False), spec.training.temperature).eval()
+    return reference_model(partial(score_batch, policy))
 
 
 def _initial(work: Work, spec: RLSpec, tokenizer: Any) -> Any:

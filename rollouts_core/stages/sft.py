@@ -5,6 +5,7 @@ import shutil
 from itertools import chain
 from typing import Any
 
+from rollouts_core.data.prompts import check_vocabulary
 from rollouts_core.data.tokenized import directories_of, read_examples
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.stages.ranks import tell_build
@@ -13,7 +14,7 @@ from rollouts_core.stages.work import Work
 from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
-from rollouts_core.training.models import initial_policy, save_policy, seed_torch
+from rollouts_core.training.models import check_context, initial_policy, save_policy, seed_torch
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.schedule import create_scheduler
@@ -29,6 +30,8 @@ def run(work: Work) -> dict[str, float]:
     model = initial_policy(
         spec.model, work.stage.external.get("model"), tokenizer, spec.max_length, spec.seed, work.device
     )
+    check_vocabulary((example.tokens for example in chain(*sources)), model.config.vocab_size)
+    check_context(model, spec.max_length)
     if work.session.ranks:
         tell_build(work.session.ranks, work.stage, model)
     backend = backend_for(model, spec, work.session.ranks)

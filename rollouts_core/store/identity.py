@@ -57,6 +57,13 @@ def identify_model(model: PretrainedModel) -> External:
     return External({"commit": _hub_commit("model", model.name, model.revision)}, model.name)
 
 
+def identify_teacher(name: str, revision: str | None) -> External:
+    """A model as `identify_model` does; a server by its address, which says what it serves as far as can be known."""
+    if is_url(name):
+        return External({"url": name.rstrip("/")}, name.rstrip("/"))
+    return identify_model(PretrainedModel(name=name, revision=revision))
+
+
 def refuse_changed(external: Mapping[str, External]) -> None:
     """Raises `BadInput` naming every input whose content is no longer what the plan identified."""
     problems = []

@@ -87,6 +87,8 @@ class Recipe:
     by_sequence: bool = False
     """Ratios are those of whole answers."""
     critic: bool = False
+    own_penalty: float = 0.0
+    """Coefficient of the penalty of each token that the algorithm itself takes from its reference, a teacher."""
 
     def ratios(
         self, logprobs_M: torch.Tensor, old_logprobs_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int
@@ -126,6 +128,8 @@ def recipe_of(algorithm: named.Algorithm, max_new_tokens: int, custom: CustomAdv
         case named.PPO(clip_low=low, clip_high=high, gamma=gamma, lam=lam):
             advantages_of = partial(_critics, gamma, lam)
             return Recipe(advantages_of, _clipped(low, high), "token", (low, high), critic=True)
+        case named.Distillation():
+            return Recipe(_teachers, _tokenwise(reinforce_loss), "token", own_penalty=1.0)
         case named.CustomAlgorithm(clip_low=low, clip_high=high, aggregation=aggregation):
             assert custom is not None, "the stage loads the function"
             return Recipe(partial(_own, custom), _clipped(low, high), aggregation, (low, high))
@@ -172,6 +176,16 @@ def _critics(gamma: float, lam: float, outcome: Outcome) -> Advantages:
         for reward, tokens, values in zip(outcome.rewards, outcome.penalties, outcome.values, strict=True)
     ]
     return Advantages(batch_normalized([advantages for advantages, _ in answers]), [returns for _, returns in answers])
+
+
+def _teachers(outcome: Outcome) -> Advantages:
+    """On-policy distillation: A_t = log p_teacher(y_t) - log p(y_t), each token by itself.
+
+    The policy gradient of these is that of KL(p || p_teacher) of each next token, given the tokens before it; what a
+    token does to the divergence of later ones is left out, as in Lu et al., On-Policy Distillation (Thinking Machines,
+    2025), and unlike MiniLLM (arXiv 2306.08543).
+    """
+    return Advantages(outcome.penalties)
 
 
 def _at_the_end(reward: float, tokens: Floats) -> Floats:

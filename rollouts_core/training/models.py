@@ -71,6 +71,22 @@ def initial_policy(
     )
 
 
+def check_context(model: Any, max_length: int) -> None:
+    """Raises `BadInput` when sequences may be longer than the model has positions for."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and positions < max_length:
+        raise BadInput(f"data.max_length {max_length}: the model has positions for {positions} tokens")
+
+
+def check_teacher(model: Any, tokenizer: Any) -> None:
+    """Raises `BadInput` when a teacher does not know every token of the policy's tokenizer."""
+    if model.config.vocab_size < len(tokenizer):
+        raise BadInput(
+            f"rl.algorithm.teacher: its vocabulary has {model.config.vocab_size} tokens, and the policy's tokenizer "
+            f"{len(tokenizer)}: a teacher shares its pupil's tokenizer"
+        )
+
+
 def copy_of(model: Any) -> Any:
     """The same model with its own weights, for an engine beside the trainer."""
     copied = copy.deepcopy(model).requires_grad_(False)

@@ -8,9 +8,8 @@ Deviations from GRPO's paper, on purpose:
 - one optimizer step per batch unless `minibatches` asks for more, so clipping is idle by default.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -19,14 +18,8 @@ from rollouts_core.data.tokenized import Example
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
-from rollouts_core.training.backend import (
-    ImmediateTrainFuture,
-    Metrics,
-    TokenScores,
-    TrainBatch,
-    TrainingBackend,
-    combined,
-)
+from rollouts_core.training.backend import Metrics, TrainingBackend, combined
+from rollouts_core.training.reference import Reference
 from rollouts_core.training.rl_metrics import loss_metrics, rollout_metrics, staleness_metrics
 from rollouts_core.training.streams import Cuts, cut, normalizer_of, scores_of, to_streams, with_streams
 from rollouts_core.types import Sample
@@ -59,13 +52,13 @@ def run_rl_training(
     backend: TrainingBackend,
     rollouts: RolloutSource,
     config: RLTrainingConfig,
-    reference: Callable[[TrainBatch], TokenScores] | None = None,
+    reference: Reference | None = None,
     start: int = 0,
 ) -> Iterator[RLStep]:
     """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on.
 
-    The backend's weights are published before the first step and after each. `reference` scores batches under the
-    frozen policy of the KL term. Raises `NonFiniteGradient` as the backend does.
+    The backend's weights are published before the first step and after each. `reference` scores tokens under the
+    frozen policy of the KL term, or a teacher. Raises `NonFiniteGradient` as the backend does.
     """
     rollouts.publish(backend.get_weights().result(), backend.weight_version)
     for step in range(start + 1, config.num_steps + 1):
@@ -78,8 +71,7 @@ def run_rl_training(
         cuts = cut(samples, config.minibatches, config.tokens_per_pass, backend.parallel_passes)
         if reference is not None:
             with timer.phase("ref"):
-                logprobs, _ = scores_of(examples, cuts, partial(_at_once, reference))
-                examples = with_streams(examples, "reference_logprobs", logprobs)
+                examples = with_streams(examples, "reference_logprobs", reference(examples, cuts))
         if config.recompute_old or config.recipe.critic:
             with timer.phase("old_log_prob"):
                 examples = _with_old(examples, cuts, backend, config)
@@ -117,10 +109,8 @@ def _with_advantages(
     examples: Sequence[Example], samples: Sequence[Sample], rewards: Sequence[float], config: RLTrainingConfig
 ) -> list[Example]:
     penalties = [np.zeros(len(example.streams["rollout_logprobs"])) for example in examples]
-    if config.kl_in_reward:
-        penalties = [
-            -config.kl_in_reward * (e.streams["rollout_logprobs"] - e.streams["reference_logprobs"]) for e in examples
-        ]
+    if penalty := config.kl_in_reward or config.recipe.own_penalty:
+        penalties = [-penalty * (e.streams["rollout_logprobs"] - e.streams["reference_logprobs"]) for e in examples]
     values = [example.streams["old_values"] for example in examples] if config.recipe.critic else None
     found = config.recipe.advantages(Outcome(samples, rewards, penalties, values))
     with_advantages = with_streams(examples, "advantages", found.advantages)
@@ -138,10 +128,6 @@ def _update(
     ]
     optimizer = backend.optim_step()
     return combined([future.result() for future in futures]), optimizer.result()
-
-
-def _at_once(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch) -> ImmediateTrainFuture[TokenScores]:
-    return ImmediateTrainFuture(score(batch))
 
 
 def _reward(sample: Sample) -> float:

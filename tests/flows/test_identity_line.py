@@ -53,7 +53,8 @@ CHANGES: dict[str, Any] = {
     "RLConfig.checkpoint_every": 3, "BackendConfig.activation_checkpointing": True, "BackendConfig.processes": 2,
     "LoRAConfig.rank": 4, "LoRAConfig.alpha": 4.0, "LoRAConfig.targets": ["q_proj"],
     "GRPO.normalize_std": False, "GRPO.aggregation": "sequence", "DAPO.overlong_tokens": 2,
-    "CISPO.weight_low": 0.5, "CISPO.weight_high": 2.0, "ReinforcePlusPlus.group_baseline": True,
+    "Distillation.revision": "v2", "CISPO.weight_low": 0.5, "CISPO.weight_high": 2.0,
+    "ReinforcePlusPlus.group_baseline": True,
     "PPO.gamma": 0.9, "PPO.lam": 0.5, "PPO.value_coef": 0.5, "PPO.value_clip": 0.5,
     "CustomAlgorithm.aggregation": "sequence", "CustomAlgorithm.function": "rollouts_core.rollout.filters:load_filter",
     **{f"{part}.{end}": 0.1 for part in CLIPPED for end in ("clip_low", "clip_high")},
@@ -77,7 +78,7 @@ CHANGES: dict[str, Any] = {
 
 COPIED = (
     *(f"{part}.{field}" for part in ("Jsonl", "Parquet", "Arrow") for field in ("path", "sha256")),
-    "PretrainedModel.name", "HubDataset.name", "HubDataset.data_files",
+    "PretrainedModel.name", "Distillation.teacher", "HubDataset.name", "HubDataset.data_files",
 )  # fmt: skip
 """Inputs by their place: changed to a copy elsewhere, they are the same."""
 CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment")
@@ -132,6 +133,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["rl"]["algorithm"] = {"kind": getattr(algorithms, part).kind}
         if part == "LoRAConfig":
             data["backend"] = {"lora": {}}
+        if part == "Distillation":
+            data["rl"]["algorithm"] = {"kind": "distillation", "teacher": str(pretrained)}
         if part == "CustomAlgorithm":
             data["rl"]["algorithm"]["function"] = "rollouts_core.rollout.filters:identify_filter"
         if part == "RolloutsConfig":

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config
 
 from infra.serving import ServedModel
 from rollouts_core.config import EngineConfig
-from rollouts_core.errors import ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
+from rollouts_core.data.tokenized import Example
+from rollouts_core.errors import BadInput, ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine, ModelLimits, shapes_of
 from rollouts_core.inference.replicas import SupervisedServers
@@ -22,6 +24,7 @@ from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport
 from rollouts_core.inference.vllm import VLLMEngine
+from rollouts_core.training.reference import reference_server
 from tests.rollouts_core.models import VOCABULARY, character_tokenizer, tiny_model
 from tests.servers import RunningServers, running_servers
 
@@ -165,6 +168,22 @@ def test_log_probs_are_the_trainers(served: Served, temperature: float) -> None:
         expected = log_probs_by(served_model(), PROMPT, completion.tokens, temperature)
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
         assert completion.weight_versions == (1,) * 16
+
+
+@pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)
+def test_a_teachers_server_scores_as_its_model(served: Served, request: pytest.FixtureRequest) -> None:
+    async def nothing(engine: InferenceEngine) -> None: ...
+
+    served.run(nothing)
+    fleet = SupervisedServers(request.getfixturevalue(f"{served.kind}_server").directory)
+    url = fleet.ready().replicas[0].url
+    sequences = [(*PROMPT, 8, 2, 6), (4, 5), tuple(range(2, 14))]
+    examples = [Example(np.array(tokens), np.arange(len(tokens)) >= 1) for tokens in sequences]
+    for tokens, found in zip(sequences, reference_server(url)(examples, []), strict=True):
+        expected = log_probs_by(served_model(), tokens[:1], tokens[1:], 1.0)
+        torch.testing.assert_close(torch.tensor(found).float(), expected, atol=TOLERANCE, rtol=0)
+    with pytest.raises((BadInput, EngineUnavailable)):
+        reference_server(url)([Example(np.array([2, VOCABULARY + 5]), np.ones(2))], [])
 
 
 def test_stops_behind_a_stop_token(served: Served) -> None:

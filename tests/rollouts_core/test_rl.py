@@ -34,6 +34,7 @@ from rollouts_core.training.objectives import Extras, create_rl_loss
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
 from rollouts_core.training.pytorch import score as score_batch
+from rollouts_core.training.reference import Reference, reference_model
 from rollouts_core.training.rl import RLStep, RLTrainingConfig, run_rl_training
 from rollouts_core.types import Message, Prompt, Sample
 from tests.rollouts_core.models import character_tokenizer, tiny_model
@@ -67,9 +68,9 @@ def train(
     backend = create_pytorch_backend(model, loss, Optimization(learning_rate), temperature=0.9, critic=recipe.critic)
     own = {name: changes.pop(name) for name in ("tokens_per_pass", "kl_in_reward") if name in changes}
     config = RLTrainingConfig(steps, recipe, minibatches, max_new_tokens=ROLLOUT.max_new_tokens, **own)
-    reference = None
+    reference: Reference | None = changes.pop("reference", None)
     if kl_coef or config.kl_in_reward:
-        reference = partial(score_batch, Policy(tiny_model().requires_grad_(False), 0.9).eval())
+        reference = reference_model(partial(score_batch, Policy(tiny_model().requires_grad_(False), 0.9).eval()))
     make_manager = partial(
         AsyncRolloutManager,
         tokenizer=character_tokenizer(),

@@ -1,0 +1,114 @@
+"""Who scores a step's tokens under another policy: the frozen one of a KL term, or a teacher.
+
+Decision: a reference is a function of the step's sequences, so that a model in this process and a server behind an
+address are the same to the loop. A teacher's server is asked for log-probabilities of tokens, never for text: it must
+have the policy's tokenizer, and answers for other tokens are refused.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import numpy as np
+
+from rollouts_core.data.collate import learnt
+from rollouts_core.data.tokenized import Example, Floats
+from rollouts_core.errors import BadInput, EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.http import JsonClient
+from rollouts_core.training.backend import ImmediateTrainFuture, TokenScores, TrainBatch
+from rollouts_core.training.streams import Cuts, scores_of
+
+Reference = Callable[[Sequence[Example], Cuts], Sequence[Floats]]
+"""Log-probabilities of each sequence's learnt tokens."""
+
+AT_ONCE = 64
+ANSWER_SECONDS = 600.0
+TRIES = 4
+
+
+def reference_model(score: Callable[[TrainBatch], TokenScores]) -> Reference:
+    """A model in this process."""
+
+    def at_once(batch: TrainBatch) -> ImmediateTrainFuture[TokenScores]:
+        return ImmediateTrainFuture(score(batch))
+
+    return lambda examples, cuts: scores_of(examples, cuts, at_once)[0]
+
+
+def reference_server(url: str) -> Reference:
+    """A server of SGLang or vLLM. Raises `EngineUnavailable` when it does not answer, `BadInput` when it refuses the
+    tokens or answers for others."""
+    return lambda examples, cuts: anyio.run(_scored, url, examples)
+
+
+async def _scored(url: str, examples: Sequence[Example]) -> list[Floats]:
+    client, places = JsonClient(), anyio.CapacityLimiter(AT_ONCE)
+    found: list[Floats] = [np.zeros(0)] * len(examples)
+    try:
+        served = await _tried(partial(client.call, "GET", f"{url}/v1/models", deadline=30.0))
+        model = served["data"][0]
+        ask = _ask_vllm if model.get("owned_by") == "vllm" else _ask_sglang
+
+        async def score(index: int) -> None:
+            async with places:
+                found[index] = await ask(client, url, model["id"], examples[index])
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(len(examples)):
+                tasks.start_soon(score, index)
+    except* EngineRefused as refused:
+        raise BadInput(f"rl.algorithm.teacher {url}: {refused.exceptions[0]}") from None
+    except* (EngineUnavailable, MalformedAnswer, BadInput) as group:
+        raise group.exceptions[0] from None
+    finally:
+        with anyio.CancelScope(shield=True):
+            await client.aclose()
+    return found
+
+
+async def _ask_sglang(client: JsonClient, url: str, model: str, example: Example) -> Floats:
+    body = {
+        "input_ids": example.tokens.tolist(),
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+    }
+    answer = await _tried(partial(client.call, "POST", f"{url}/generate", body, deadline=ANSWER_SECONDS))
+    try:
+        pairs = [(token, value) for value, token, *_ in answer["meta_info"]["input_token_logprobs"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedAnswer(f"{url}: {error!r} in what the server said") from None
+    return _of_learnt(url, example, pairs)
+
+
+async def _ask_vllm(client: JsonClient, url: str, model: str, example: Example) -> Floats:
+    tokens = example.tokens.tolist()
+    body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    answer = await _tried(partial(client.call, "POST", f"{url}/v1/completions", body, deadline=ANSWER_SECONDS))
+    try:
+        entries = answer["choices"][0]["prompt_logprobs"]
+        values = [
+            (entry or {}).get(str(token), {}).get("logprob") for token, entry in zip(tokens, entries, strict=True)
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedAnswer(f"{url}: {error!r} in what the server said") from None
+    return _of_learnt(url, example, list(zip(tokens, values, strict=True)))
+
+
+def _of_learnt(url: str, example: Example, pairs: Sequence[tuple[int, float | None]]) -> Floats:
+    if [token for token, _ in pairs] != example.tokens.tolist():
+        raise BadInput(f"rl.algorithm.teacher {url} answers for other tokens: it has another tokenizer or context")
+    values = [pairs[place][1] for place in learnt(example)]
+    if any(value is None for value in values):
+        raise MalformedAnswer(f"{url}: tokens without a log-probability")
+    return np.array(values, np.float64)
+
+
+async def _tried(call: Callable[[], Any]) -> Any:
+    for pause in range(1, TRIES):
+        try:
+            return await call()
+        except EngineUnavailable:
+            await anyio.sleep(2.0**pause / 2)
+    return await call()
