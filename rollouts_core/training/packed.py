@@ -61,8 +61,16 @@ class Attention(Protocol):
 
 def attention_over(spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> Attention:
     """`spans` cover the row in its order."""
-    variable = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    return _Variable(spans, device) if variable else _Padded(spans, device)
+    return _Variable(spans, device) if _has_kernel(device, dtype) else _Padded(spans, device)
+
+
+def padding_of(spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> tuple[int, int]:
+    """Rows of attention that are padding, and all that are computed. Nothing else of a pass is padded."""
+    real = sum(span.queries for span in spans)
+    if _has_kernel(device, dtype):
+        return 0, real
+    computed = sum(len(block) * max(span.queries for span in block) for block in _alike(spans))
+    return computed - real, computed
 
 
 def use_packed_attention(model: Any) -> None:
@@ -74,6 +82,10 @@ def use_packed_attention(model: Any) -> None:
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise BadInput(f"{model.config.model_type} does not take attention from transformers' interface")
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 class _Variable:

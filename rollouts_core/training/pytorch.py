@@ -24,6 +24,7 @@ from rollouts_core.training.backend import (
 from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
 from rollouts_core.training.lora import model_weights, save_adapter
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
+from rollouts_core.training.packed import padding_of
 from rollouts_core.training.policy import Policy, create_policy
 from rollouts_core.training.schedule import Rate
 
@@ -87,7 +88,8 @@ class PyTorchTrainingBackend:
         loss, metrics = self._loss_function(self._policy(moved), moved)
         loss.backward()  # type: ignore[no-untyped-call]
         self._masters.take_gradients()
-        return ImmediateTrainFuture(metrics)
+        padding, rows = padding_of(batch.spans, self._device, next(self._policy.parameters()).dtype)
+        return ImmediateTrainFuture({**metrics, "padding_sum": float(padding), "attended_sum": float(rows)})
 
     def empty_pass(self, batch: TrainBatch) -> None:
         """A pass that adds nothing to the gradients."""

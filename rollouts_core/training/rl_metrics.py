@@ -48,6 +48,7 @@ def loss_metrics(minibatches: Sequence[Metrics]) -> Metrics:
     return {
         "policy_loss": total["policy_loss_sum"] / len(minibatches),
         "entropy": total["entropy_sum"] / tokens,
+        "padding": total["padding_sum"] / total["attended_sum"],
         "sampling/importance_sampling_ratio/mean": total["ratio_sum"] / tokens,
         "sampling/importance_sampling_ratio/max": total["ratio_max"],
         "clip_ratio/low_mean": total["clip_low_sum"] / tokens,

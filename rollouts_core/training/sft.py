@@ -68,6 +68,7 @@ def run_sft_training(
                 "num_tokens": summed["tokens_sum"],
                 "epoch": step * config.batch_size / len(samples),
                 "passes": float(len(passes)),
+                "padding": summed["padding_sum"] / summed["attended_sum"],
                 **timer.metrics(),
             },
         )

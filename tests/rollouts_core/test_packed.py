@@ -15,6 +15,7 @@ from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput
 from rollouts_core.training import policy as policy_module
+from rollouts_core.training.packed import _Padded, padding_of
 from rollouts_core.training.policy import Policy, head_scores
 from tests.rollouts_core.models import CONTEXT, VOCABULARY, tiny_model
 
@@ -157,3 +158,15 @@ def test_best_fit_wastes_little_of_a_pass() -> None:
     sizes = np.random.default_rng(0).lognormal(5, 0.8, 2000).astype(int).clip(1, 4096).tolist()
     bins = best_fit(sizes, 8192)
     assert 1 - sum(sizes) / (len(bins) * 8192) < 0.03
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.sampled_from([0, 5]))
+def test_padding_is_what_attention_computes_beyond_the_tokens_there_are(lengths: list[int], shared: int) -> None:
+    batch = pack_batch(sequences(lengths, shared), 1.0)
+    cpu = torch.device("cpu")
+    padding, rows = padding_of(batch.spans, cpu, torch.float32)
+    blocks = _Padded(batch.spans, cpu)._blocks
+    assert rows == sum(len(block.queries_RQ) for block in blocks)
+    assert rows - padding == len(batch.tokens_N)
+    assert padding_of(batch.spans, torch.device("cuda"), torch.bfloat16) == (0, len(batch.tokens_N))
