@@ -36,7 +36,8 @@ from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.work import Work
 from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe, recipe_of
-from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
+from rollouts_core.training.backend import TrainFuture
+from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import (
@@ -82,24 +83,25 @@ def run(work: Work) -> dict[str, float]:
     warnings = Warnings()
     settings = settings_of(spec, trainer.recipe)
     steps = run_rl_training(trainer.backend, trainer.rollouts, settings, trainer.reference, start)
-    for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
-        metrics = step.metrics
-        work.log.log(metrics, step.step)
-        for warning in warnings.about(metrics, step.step):
-            print(warning, flush=True)
-        for sample in step.samples[: spec.training.log_samples]:
-            rollouts.log(sample_record(sample), step.step)
-        if spec.training.rollouts.keep_batches:
-            keep_batch(work.scratch / "batches", step)
-        if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
-            with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
-                _save(trainer, directory)
-            trainer.journal.forget(step.step)
+    with Checkpoints(work.scratch / "checkpoints") as checkpoints:
+        for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
+            metrics = step.metrics
+            work.log.log(metrics, step.step)
+            for warning in warnings.about(metrics, step.step):
+                print(warning, flush=True)
+            for sample in step.samples[: spec.training.log_samples]:
+                rollouts.log(sample_record(sample), step.step)
+            if spec.training.rollouts.keep_batches:
+                keep_batch(work.scratch / "batches", step)
+            if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
+                checkpoints.begin(step.step, partial(_save, trainer))
+            if (complete := checkpoints.completed()) is not None:
+                trainer.journal.forget(complete)
     if spec.backend.lora is not None:
         trainer.backend.save_adapter(work.out / "adapter")
     save_policy(trainer.model, trainer.tokenizer, work.out / "policy", trainer.backend.get_weights().result())
     (work.out / "state").mkdir()
-    _save(trainer, work.out / "state")
+    _save(trainer, work.out / "state").result()
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         shutil.copyfile(work.scratch / name, work.out / name)
     if spec.training.rollouts.keep_batches:
@@ -294,9 +296,10 @@ def rollout_config(spec: RLSpec) -> RolloutConfig:
     )
 
 
-def _save(trainer: Trainer, directory: Path) -> None:
-    trainer.backend.save(directory)
+def _save(trainer: Trainer, directory: Path) -> TrainFuture[None]:
     (directory / "rollouts.json").write_text(json.dumps(trainer.rollouts.state()))
+    saving: TrainFuture[None] = trainer.backend.save(directory)
+    return saving
 
 
 def _load(trainer: Trainer, directory: Path) -> None:

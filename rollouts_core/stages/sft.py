@@ -11,7 +11,7 @@ from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import SFTSpec
 from rollouts_core.stages.work import Work
-from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
+from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import check_context, initial_policy, save_policy, seed_torch
@@ -45,14 +45,14 @@ def run(work: Work) -> dict[str, float]:
     settings = SFTTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
     loss = math.nan
     steps = run_sft_training(backend, list(chain(*sources)), settings, start, list(map(len, sources)))
-    for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
-        loss = step.metrics["loss"]
-        last = step.step == training.steps
-        if step.step % training.log_every == 0 or last:
-            work.log.log(step.metrics, step.step)
-        if step.step % training.checkpoint_every == 0 and not last:
-            with new_checkpoint(work.scratch / "checkpoints", step.step) as directory:
-                backend.save(directory)
+    with Checkpoints(work.scratch / "checkpoints") as checkpoints:
+        for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
+            loss = step.metrics["loss"]
+            last = step.step == training.steps
+            if step.step % training.log_every == 0 or last:
+                work.log.log(step.metrics, step.step)
+            if step.step % training.checkpoint_every == 0 and not last:
+                checkpoints.begin(step.step, backend.save)
     if spec.backend.lora is not None:
         backend.save_adapter(work.out / "adapter")
     save_policy(model, tokenizer, work.out / "policy", backend.get_weights().result())

@@ -98,6 +98,19 @@ class ImmediateTrainFuture(Generic[T]):
         return self.value
 
 
+class LazyTrainFuture(Generic[T]):
+    """Work that is done where its result is first asked for."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._done: list[T] = []
+
+    def result(self, timeout: float | None = None) -> T:
+        if not self._done:
+            self._done.append(self._work())
+        return self._done[0]
+
+
 class TrainingBackend(Protocol):
     """Trains one policy."""
 
@@ -127,8 +140,9 @@ class TrainingBackend(Protocol):
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> TrainFuture[None]:
         """Replace the weights, in place."""
 
-    def save(self, directory: Path) -> None:
-        """Write everything needed to go on exactly: weights, optimizer, scheduler, RNG, weight version."""
+    def save(self, directory: Path) -> TrainFuture[None]:
+        """Take everything needed to go on exactly: weights, optimizer, scheduler, RNG, weight version. The result
+        writes it, in whichever thread it is asked for; training may go on meanwhile."""
 
     def load(self, directory: Path) -> None:
         """Take up what `save` wrote."""

@@ -5,13 +5,17 @@ both. So any number of ranks takes up what any other number left.
 
 Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
 that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
+
+Decision: training waits while its state is copied, not while it is written. One checkpoint is written at a time, by a
+thread that ends with its owner; what went wrong there is raised at the next.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,12 @@ from torch import distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.checkpoint.state_dict_saver import async_save as save_shards
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rollouts_core.errors import BadInput
+from rollouts_core.training.backend import LazyTrainFuture, TrainFuture
 
 STATE = "state"
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -33,13 +38,60 @@ KEEP = 2
 """Checkpoints kept: the last, and the one before it."""
 
 
-@contextmanager
-def new_checkpoint(parent: Path, step: int) -> Iterator[Path]:
-    """Yield a directory to fill; on leaving it becomes the checkpoint of that step, and older ones go."""
+class Checkpoints:
+    """A stage's checkpoints. `with Checkpoints(directory) as checkpoints`: leaving waits for what is being written."""
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[int] | None = None
+        self._completed: int | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
+        self._writer.shutdown(wait=True)
+        if kind is None:
+            self._wait()
+
+    def begin(self, step: int, save: Callable[[Path], TrainFuture[None]]) -> None:
+        """Begin the checkpoint of a step: `save` takes what is to be kept, and its future writes it.
+
+        Waits for the one before; raises what its writing raised.
+        """
+        self._wait()
+        unfinished = _unfinished(self._parent, step)
+        self._writing = self._writer.submit(_written, self._parent, step, unfinished, save(unfinished))
+
+    def completed(self) -> int | None:
+        """The step of a checkpoint that has become complete since this was last asked."""
+        if self._writing is not None and self._writing.done():
+            self._wait()
+        step, self._completed = self._completed, None
+        return step
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._completed = writing.result()
+
+
+def _written(parent: Path, step: int, unfinished: Path, saving: TrainFuture[None]) -> int:
+    saving.result()
+    _complete(parent, step, unfinished)
+    return step
+
+
+def _unfinished(parent: Path, step: int) -> Path:
     unfinished = parent / f".step-{step:08d}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    yield unfinished
+    return unfinished
+
+
+def _complete(parent: Path, step: int, unfinished: Path) -> None:
+    """Make it the checkpoint of that step; older ones go."""
     for path in unfinished.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -58,24 +110,45 @@ def last_checkpoint(parent: Path) -> tuple[int, Path] | None:
 
 
 def save_training_state(
-    directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer], version: int
-) -> None:
+    directory: Path,
+    weights: Mapping[str, torch.Tensor],
+    optimizers: Sequence[Optimizer],
+    version: int,
+    group: dist.ProcessGroup | None = None,
+) -> TrainFuture[None]:
     """Weights, optimizers' moments, torch's RNG and the weight version, which is also the schedule's position.
 
-    Every rank calls it, with its shards.
+    They are copied at once; the future's result writes them. Every rank calls it, with its shards and a `group` that
+    is used for nothing else, and asks for the result.
     """
-    state = _state(weights, optimizers)
-    if not dist.is_initialized():
-        (directory / STATE).mkdir()
-        save_file({name: value.contiguous() for name, value in state.items()}, directory / STATE / "whole.safetensors")
-    else:
-        save_shards(state, storage_writer=HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True))
-        if dist.get_rank():
-            return
+    state, rng = _state(weights, optimizers), _rng()
+    details = {"optimizers": [type(optimizer).__name__ for optimizer in optimizers], "weight_version": version}
+    finish = partial(_finish, directory, rng, details)
+    if group is None:
+        copied = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
+        return LazyTrainFuture(partial(_write_whole, directory, copied, finish))
+    writer = HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True)
+    shards = save_shards(state, storage_writer=writer, process_group=group)
+    assert isinstance(shards, Future), "shards are copied at once, and written by a thread"
+    return LazyTrainFuture(partial(_await_shards, directory, shards, finish))
+
+
+def _write_whole(directory: Path, state: Mapping[str, torch.Tensor], finish: Callable[[], None]) -> None:
+    (directory / STATE).mkdir()
+    save_file(dict(state), directory / STATE / "whole.safetensors")
+    finish()
+
+
+def _await_shards(directory: Path, shards: Future[Any], finish: Callable[[], None]) -> None:
+    shards.result()
+    if dist.get_rank() == 0:
         for shard in (directory / STATE).iterdir():
             _in_order(shard)
-    save_file(_rng(), directory / "rng.safetensors")
-    details = {"optimizers": [type(optimizer).__name__ for optimizer in optimizers], "weight_version": version}
+        finish()
+
+
+def _finish(directory: Path, rng: Mapping[str, torch.Tensor], details: Mapping[str, Any]) -> None:
+    save_file(dict(rng), directory / "rng.safetensors")
     (directory / "training.json").write_text(json.dumps(details))
 
 

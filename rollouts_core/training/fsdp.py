@@ -20,7 +20,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rollouts_core.config import LoRAConfig
 from rollouts_core.errors import NonFiniteGradient
-from rollouts_core.training.backend import ImmediateTrainFuture, LossFunction, Metrics, TokenScores, TrainBatch, Weights
+from rollouts_core.training.backend import (
+    ImmediateTrainFuture,
+    LossFunction,
+    Metrics,
+    TokenScores,
+    TrainBatch,
+    TrainFuture,
+    Weights,
+)
 from rollouts_core.training.lora import adapter_tensors
 from rollouts_core.training.policy import Policy, create_policy
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
@@ -112,9 +120,9 @@ class FSDPTrainingBackend:
         self._ranks.tell({"do": "load_weights"})
         return self._own.load_weights(weights)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> TrainFuture[None]:
         self._ranks.tell({"do": "save", "directory": str(directory)})
-        self._own.save(directory)
+        return self._own.save(directory)
 
     def load(self, directory: Path) -> None:
         self._ranks.tell({"do": "load", "directory": str(directory)})
@@ -172,6 +180,7 @@ def serve(ranks: Ranks, own: PyTorchTrainingBackend) -> dict[str, Any]:
     """Another rank's side: do what rank 0 tells, until it says something else, which is returned."""
     while (message := ranks.hear())["do"] in _DOES:
         _DOES[message["do"]](ranks, own, message)
+    own.wait_until_saved()
     return message
 
 

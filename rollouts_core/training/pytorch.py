@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rollouts_core.config import LoRAConfig
@@ -19,6 +20,7 @@ from rollouts_core.training.backend import (
     Metrics,
     TokenScores,
     TrainBatch,
+    TrainFuture,
     Weights,
 )
 from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
@@ -58,6 +60,8 @@ class PyTorchTrainingBackend:
         )
         self._device = next(policy.parameters()).device
         self._version = 0
+        self._saving: TrainFuture[None] | None = None
+        self._saving_group: dist.ProcessGroup | None = None
         self._passes: list[TrainBatch] = []
         """Those of the step under way."""
 
@@ -138,8 +142,18 @@ class PyTorchTrainingBackend:
         if set(self.names) != set(weights):
             raise WeightMismatch(f"weights differ in {sorted(set(self.names) ^ set(weights))[:5]}")
 
-    def save(self, directory: Path) -> None:
-        save_training_state(directory, self._kept, self._optimizers, self._version)
+    def save(self, directory: Path) -> TrainFuture[None]:
+        self.wait_until_saved()
+        if dist.is_initialized() and self._saving_group is None:
+            self._saving_group = dist.new_group(backend="gloo")
+        self._saving = save_training_state(directory, self._kept, self._optimizers, self._version, self._saving_group)
+        return self._saving
+
+    def wait_until_saved(self) -> None:
+        """For ranks whose part of a checkpoint may still be under way."""
+        if self._saving is not None:
+            self._saving.result()
+            self._saving = None
 
     def load(self, directory: Path) -> None:
         self._version = load_training_state(directory, self._kept, self._optimizers)

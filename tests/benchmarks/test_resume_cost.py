@@ -1,8 +1,7 @@
 """What being resumable costs the default experiment: its checkpoints, and the journal of its rollouts."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,16 @@ import pytest
 from configs.arithmetic import config
 from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.rollout.journal import RolloutJournal
-from rollouts_core.stages import rl, sft
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.work import make_stage, open_session
 from rollouts_core.store.local import LocalStore
+from rollouts_core.training.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.benchmark
 
 
 def test_share_of_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints at the default intervals, timed inside the stages that take them."""
+    """Checkpoints at the default intervals: how long training waits for them."""
     assert config.sft is not None
     assert config.rl is not None
     short = replace(config, sft=replace(config.sft, steps=301), rl=replace(config.rl, steps=51, steps_per_segment=51))
@@ -29,16 +28,7 @@ def test_share_of_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert stages.sft is not None
     spent: list[float] = []
 
-    @contextmanager
-    def timed(parent: Path, step: int) -> Iterator[Path]:
-        began = time.perf_counter()
-        with new_checkpoint(parent, step) as directory:
-            yield directory
-        spent.append(time.perf_counter() - began)
-
-    new_checkpoint = sft.new_checkpoint
-    for module in (sft, rl):
-        monkeypatch.setattr(module, "new_checkpoint", timed)
+    monkeypatch.setattr(Checkpoints, "begin", _timed(Checkpoints.begin, spent))
     monkeypatch.setattr(RolloutJournal, "note", _timed(RolloutJournal.note, spent))
     for stage in (stages.tokenize, stages.sft, *stages.rl):
         spent.clear()

@@ -87,7 +87,7 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         backend.save_adapter(directory / "adapter")
     if what == "save":
         (directory / "checkpoint").mkdir()
-        backend.save(directory / "checkpoint")
+        backend.save(directory / "checkpoint").result()
     return told
 
 

@@ -70,7 +70,7 @@ def test_merged_weights_and_the_exported_adapter_say_what_the_trainer_says(
 
 def test_resuming_gives_the_same_bits(tmp_path: Path) -> None:
     straight, first, resumed = backend(steps=20), backend(steps=7), backend(steps=0)
-    first.save(tmp_path)
+    first.save(tmp_path).result()
     resumed.load(tmp_path)
     run(resumed, settings(20), start=7)
     assert same(weights_of(straight), weights_of(resumed))

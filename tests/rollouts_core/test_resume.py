@@ -243,19 +243,3 @@ def test_a_line_half_written_at_the_kill_is_made_again_and_the_others_kept(tmp_p
     assert again.finished(5, 7)
     again.forget(5)
     assert not any(tmp_path.iterdir())
-
-
-def test_a_checkpoint_that_was_being_written_is_never_taken(tmp_path: Path) -> None:
-    with checkpoint.new_checkpoint(tmp_path, 4) as directory:
-        (directory / "weights").write_text("whole")
-    with pytest.raises(Killed), checkpoint.new_checkpoint(tmp_path, 8) as directory:
-        (directory / "weights").write_text("half")
-        raise Killed
-    assert checkpoint.last_checkpoint(tmp_path) == (4, tmp_path / "step-00000004")
-
-
-def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        with checkpoint.new_checkpoint(tmp_path, step):
-            pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]

@@ -1,5 +1,7 @@
 """The backend, the SFT loop and checkpoints."""
 
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from rollouts_core.data.collate import learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput, NonFiniteGradient, WeightMismatch
-from rollouts_core.training.checkpoint import last_checkpoint, new_checkpoint
+from rollouts_core.training.backend import LazyTrainFuture
+from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.optimizers import OptimizerName, create_optimizers
@@ -95,8 +98,8 @@ def test_resuming_from_a_checkpoint_gives_the_same_bits(
     run(straight, settings())
     first = backend(optimizer=optimizer, dtype=dtype)
     run(first, settings(7))
-    with new_checkpoint(tmp_path, 7) as directory:
-        first.save(directory)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.begin(7, first.save)
     resumed = backend(optimizer=optimizer, dtype=dtype)
     found = last_checkpoint(tmp_path)
     assert found is not None
@@ -106,13 +109,43 @@ def test_resuming_from_a_checkpoint_gives_the_same_bits(
     assert all(torch.equal(value, weights(resumed)[name]) for name, value in weights(straight).items())
 
 
+def test_a_checkpoint_holds_the_state_it_was_begun_with(tmp_path: Path) -> None:
+    """However much is trained before it is written."""
+    trained, again = backend(), backend()
+    run(trained, settings(3))
+    before = {name: value.clone() for name, value in weights(trained).items()}
+    saving = trained.save(tmp_path)
+    run(trained, settings(6), start=3)
+    saving.result()
+    again.load(tmp_path)
+    assert again.weight_version == 3
+    assert all(torch.equal(value, before[name]) for name, value in weights(again).items())
+    run(again, settings(6), start=3)
+    assert all(torch.equal(value, weights(trained)[name]) for name, value in weights(again).items())
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+def test_what_has_become_complete_is_told_once(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.begin(5, lambda directory: LazyTrainFuture(lambda: assert_true(go_on.wait(60))))
+        assert checkpoints.completed() is None and last_checkpoint(tmp_path) is None
+        go_on.set()
+        checkpoints.begin(10, lambda directory: LazyTrainFuture(lambda: None))
+        assert checkpoints.completed() in (5, 10)
+    assert last_checkpoint(tmp_path) == (10, tmp_path / "step-00000010")
+
+
 def test_the_same_state_is_the_same_bytes(tmp_path: Path) -> None:
     trained, again = backend(), backend()
     run(trained, settings(3))
-    trained.save(tmp_path)
+    trained.save(tmp_path).result()
     again.load(tmp_path)
     (other := tmp_path / "again").mkdir()
-    again.save(other)
+    again.save(other).result()
     for path in (path for path in tmp_path.glob("*/*.safetensors") if "again" not in path.parts):
         assert path.read_bytes() == (other / path.relative_to(tmp_path)).read_bytes()
 
@@ -120,17 +153,22 @@ def test_the_same_state_is_the_same_bytes(tmp_path: Path) -> None:
 def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
     trained = backend()
     run(trained, settings(2))
-    trained.save(tmp_path)
+    trained.save(tmp_path).result()
     assert {path.suffix for path in tmp_path.rglob("*.*")} == {".safetensors", ".json"}
 
 
 def test_an_unfinished_checkpoint_is_never_taken_and_old_ones_go(tmp_path: Path) -> None:
-    for step in (5, 10, 15):
-        with new_checkpoint(tmp_path, step) as directory:
+    def writing(directory: Path, step: int) -> LazyTrainFuture[None]:
+        def write() -> None:
             (directory / "file").write_text(str(step))
-    with pytest.raises(RuntimeError), new_checkpoint(tmp_path, 20) as directory:
-        (directory / "file").write_text("half")
-        raise RuntimeError
+            if step == 20:
+                raise OSError("no space left")
+
+        return LazyTrainFuture(write)
+
+    with pytest.raises(OSError, match="no space"), Checkpoints(tmp_path) as checkpoints:
+        for step in (5, 10, 15, 20):
+            checkpoints.begin(step, partial(writing, step=step))
     found = last_checkpoint(tmp_path)
     assert found is not None
     assert (found[0], (found[1] / "file").read_text()) == (15, "15")
@@ -223,7 +261,7 @@ def test_a_gradient_that_is_no_number_is_gone_with_its_step(dtype: torch.dtype) 
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
-    backend().save(tmp_path)
+    backend().save(tmp_path).result()
     narrow = Qwen2Config(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=64, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT)  # fmt: skip
     other = create_pytorch_backend(tiny_model(architecture=narrow), create_cross_entropy_loss(), Optimization(1e-2))
