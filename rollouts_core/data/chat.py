@@ -83,6 +83,8 @@ def _first_token(encoding: Any, place: int, length: int) -> int:
 def _encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any]:
     if not texts:
         return []
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
-    encodings: Sequence[Any] = encoded.encodings
+    core = tokenizer.backend_tokenizer
+    core.no_truncation()
+    core.no_padding()
+    encodings: Sequence[Any] = core.encode_batch(list(texts), add_special_tokens=False)
     return encodings

@@ -12,14 +12,15 @@ generation stops before. A template that leaves out what it was given (tools, ca
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from rollouts_core.data.messages import Data, message_to_data
+from rollouts_core.data.messages import REASONING, Data, message_to_data
+from rollouts_core.data.skeletons import MOST, Skeleton, never_looks, skeleton_of, stand_in
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Message
 
@@ -30,12 +31,20 @@ STAND_IN = "\ue000"
 """A character of nobody's text."""
 
 
+Shape = tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]
+"""The learnt roles, and of each message its role and whether it has content."""
+
+
 @dataclass(frozen=True)
 class ChatFormat:
     """A tokenizer's chat template, and which of its tokens no text can hold."""
 
-    tokenizer: Any
+    template: str | Mapping[str, str]
+    tokens: Mapping[str, str]
+    """Those that templates know by name, as `eos_token`."""
     special: re.Pattern[str]
+    known: dict[Shape, tuple[Skeleton, ...]] = field(default_factory=dict)
+    """Filled as shapes are met; empty for a shape that has to be rendered every time."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,36 @@ class Rendered:
 def chat_format(tokenizer: Any) -> ChatFormat:
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     tokens = sorted({*added, *tokenizer.all_special_tokens} - {""}, key=len, reverse=True)
-    return ChatFormat(tokenizer, re.compile("|".join(map(re.escape, tokens)) or "(?!)"))
+    pattern = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+    return ChatFormat(tokenizer.chat_template, dict(tokenizer.special_tokens_map), pattern)
 
 
 def render_conversation(
     chat: ChatFormat, messages: Messages, tools: Sequence[Data] = (), roles: Sequence[str] = ASSISTANT
 ) -> list[Rendered]:
     """The turns of these roles, each learnt once, mostly in one text. Raises `BadInput` when the template fails."""
+    if tools or any(message != Message(message.role, message.content) for message in messages):
+        return _rendered_anew(chat, messages, tools, roles)
+    shape = tuple(roles), tuple((message.role, bool(message.content)) for message in messages)
+    if shape not in chat.known:
+        chat.known[shape] = _skeletons(chat, shape)
+    if not (skeletons := chat.known[shape]):
+        return _rendered_anew(chat, messages, tools, roles)
+    contents = [message.content for message in messages]
+    return [Rendered(*skeleton.filled(contents)) for skeleton in skeletons]
+
+
+def _skeletons(chat: ChatFormat, shape: Shape) -> tuple[Skeleton, ...]:
+    roles, speakers = shape
+    if len(speakers) > MOST or not never_looks(_template(chat, ())):
+        return ()
+    stand_ins = [Message(role, stand_in(n) if said else "") for n, (role, said) in enumerate(speakers)]
+    texts = _rendered_anew(chat, stand_ins, (), roles)
+    found = [skeleton for text in texts if (skeleton := skeleton_of(text.text, text.spans))]
+    return tuple(found) if len(found) == len(texts) else ()
+
+
+def _rendered_anew(chat: ChatFormat, messages: Messages, tools: Sequence[Data], roles: Sequence[str]) -> list[Rendered]:
     marked = tuple(roles) == ASSISTANT and has_generation_markers(_template(chat, tools))
     whole, render = _rendered(chat, messages, tools, marked)
     return [whole] if marked else _by_prefixes(whole.text, messages, roles, render, chat.special)
@@ -142,22 +174,32 @@ class _Render:
     form: Form
 
     def __call__(self, messages: Messages, prompt: bool = False) -> str:
-        return self.output(messages, add_generation_prompt=prompt).text if messages else ""
-
-    def output(self, messages: Messages, **how: Any) -> Rendered:
-        """With the spans that the template marks, if it is asked for them."""
-        tokenizer, template = self.chat.tokenizer, _template(self.chat, self.tools)
+        """By the template itself: what transformers does around it each time takes as long again."""
+        if not messages:
+            return ""
+        compiled, tools = _compile_jinja_template(_template(self.chat, self.tools)), list(self.tools) or None
         try:
-            texts, spans = render_jinja_template(
-                [self.form(messages)],
-                list(self.tools) or None,
-                chat_template=template,
-                **how,
-                **tokenizer.special_tokens_map,
+            text: str = compiled.render(
+                messages=self.form(messages),
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                **self.chat.tokens,
             )
         except Exception as error:  # templates raise what they like
             raise BadInput(f"the chat template fails: {type(error).__name__}: {error}") from None
-        return Rendered(texts[0], tuple((start, end) for start, end in spans[0] if start < end) if spans else ())
+        return text
+
+    def marked(self, messages: Messages) -> Rendered:
+        """With the spans that the template marks."""
+        template, tools = _template(self.chat, self.tools), list(self.tools) or None
+        try:
+            texts, spans = render_jinja_template(
+                [self.form(messages)], tools, None, template, return_assistant_tokens_mask=True, **self.chat.tokens
+            )
+        except Exception as error:  # templates raise what they like
+            raise BadInput(f"the chat template fails: {type(error).__name__}: {error}") from None
+        return Rendered(texts[0], tuple((start, end) for start, end in spans[0] if start < end))
 
 
 def _rendered(
@@ -168,7 +210,7 @@ def _rendered(
     for form in (_plain, _pasted, _blocks):
         render = _Render(chat, tools, form)
         try:
-            whole = render.output(messages, return_assistant_tokens_mask=marked)
+            whole = render.marked(messages) if marked else Rendered(render(messages), ())
             if not (lost := _lost(whole.text, messages, tools, render)):
                 return whole, render
             problems.append(f"the chat template leaves out {lost}")
@@ -192,7 +234,12 @@ def _lost(text: str, messages: Messages, tools: Sequence[Data], render: _Render)
 
 
 def _plain(messages: Messages) -> list[dict[str, Any]]:
-    return [message_to_data(message) for message in messages]
+    """Thoughts under each of the names that templates have for them."""
+    data = [message_to_data(message) for message in messages]
+    for message in data:
+        if "reasoning_content" in message:
+            message |= dict.fromkeys(REASONING, message["reasoning_content"])
+    return data
 
 
 def _pasted(messages: Messages) -> list[dict[str, Any]]:
@@ -211,7 +258,7 @@ def _blocks(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _template(chat: ChatFormat, tools: Sequence[Data]) -> str:
-    if isinstance(chat.tokenizer.chat_template, str):
-        return chat.tokenizer.chat_template
-    template: str = chat.tokenizer.get_chat_template(None, list(tools) or None)
-    return template
+    """A tokenizer may have several; one of them for tools."""
+    if isinstance(chat.template, str):
+        return chat.template
+    return chat.template["tool_use"] if tools and "tool_use" in chat.template else chat.template["default"]

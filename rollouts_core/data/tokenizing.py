@@ -37,6 +37,7 @@ def tokenize_examples(
     rows that are too long ("refuse"), unreadable or teach nothing.
     """
     made, problems = _tokenized(rows, tokenizer, roles)
+    unknown = tokenizer.unk_token_id
     kept: list[tuple[Row, Tokenized, int]] = []
     for row, example in made:
         full = len(example.ids)
@@ -45,7 +46,7 @@ def tokenize_examples(
             example = Tokenized(example.ids[part], example.mask[part])
             if overlong == "drop" or not example.mask[1:].any():
                 continue
-        problem = _problem(example.ids, tokenizer, max_length)
+        problem = _problem(example.ids, unknown, max_length)
         if not problem and not example.mask[1:].any():
             problem = f"has no turn of the {' or '.join(roles)} to learn from" if row.messages else "teaches nothing"
         if problem:
@@ -67,7 +68,7 @@ def tokenize_prompts(
 ) -> pa.Table:
     """Prompts as a table; an assistant's closing turn is left out, and what is too long is dropped unless it is to be
     refused: half a prompt asks nothing. Raises `BadInput` as `tokenize_examples` does."""
-    chat, problems = chat_format(tokenizer), list[str]()
+    chat, problems, unknown = chat_format(tokenizer), list[str](), tokenizer.unk_token_id
     asked: list[tuple[Row, str]] = []
     for row in rows:
         try:
@@ -78,7 +79,7 @@ def tokenize_prompts(
     for (row, _), ids in zip(asked, encode_texts(tokenizer, [text for _, text in asked]), strict=True):
         if len(ids) > max_prompt_length and overlong != "refuse":
             continue
-        if problem := _problem(ids, tokenizer, max_prompt_length) or ("" if len(ids) else "has no prompt"):
+        if problem := _problem(ids, unknown, max_prompt_length) or ("" if len(ids) else "has no prompt"):
             problems.append(f"{row.place}: {problem}")
         kept.append((row, ids))
     _refuse(problems)
@@ -127,10 +128,10 @@ def _lists(values: Sequence[npt.NDArray[Any]], dtype: type[np.integer[Any]]) -> 
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(dtype, copy=False)))
 
 
-def _problem(ids: Ids, tokenizer: Any, max_length: int) -> str:
+def _problem(ids: Ids, unknown: int | None, max_length: int) -> str:
     if len(ids) > max_length:
         return f"{len(ids)} tokens, longer than the {max_length} that the context allows: shorten or drop it"
-    if tokenizer.unk_token_id is not None and (ids == tokenizer.unk_token_id).any():
+    if unknown is not None and (ids == unknown).any():
         return "has characters that the tokenizer does not know"
     return ""
 

@@ -87,7 +87,9 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         backend.save_adapter(directory / "adapter")
     if what == "save":
         (directory / "checkpoint").mkdir()
-        backend.save(directory / "checkpoint").result()
+        saving = backend.save(directory / "checkpoint")
+        train(backend, range(2, STEPS))
+        saving.result()
     return told
 
 
