@@ -1,7 +1,9 @@
 """Rows to tables of tokens: a shard at a time, its texts encoded together."""
 
+import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,21 @@ def tokenize_prompts(
         "metadata": [json.dumps(row.metadata, default=str) for row, _ in kept],
     }
     return pa.table(columns, schema=PROMPTS)
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[Callable[[], int]]:
+    """While open, cyclic garbage is collected only when the yielded function is called, between shards.
+
+    Rows are millions of small objects without cycles, and the collector would look through them again and again.
+    """
+    gc.freeze()
+    gc.disable()
+    try:
+        yield gc.collect
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def prompt_of(row: Row) -> Sequence[Any]:

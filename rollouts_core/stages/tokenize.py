@@ -15,7 +15,7 @@ from typing import Any
 
 from rollouts_core.data.sources import MAX_PROBLEMS, RowShard, row_shards
 from rollouts_core.data.tokenized import count_rows, write_table
-from rollouts_core.data.tokenizing import tokenize_examples, tokenize_prompts
+from rollouts_core.data.tokenizing import collecting_seldom, tokenize_examples, tokenize_prompts
 from rollouts_core.errors import BadInput
 from rollouts_core.stages import tokenizer as tokenizer_stage
 from rollouts_core.stages.parts import parts_of
@@ -51,17 +51,18 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
     """
     rows: dict[str, int] = {}
     problems: list[str] = []
-    done = 0
     for role in spec.sources:
         rows[role] = 0
         try:
-            for shard in _shards(work, spec, role, mine):
-                rows[role] += shard.count
-                problems += shard.problems or _made(work, spec, role, shard, tokenizer)
-                if len(problems) >= MAX_PROBLEMS:
-                    raise BadInput([*problems[:MAX_PROBLEMS], "further rows were not read"], "data")
-                done += mine(shard.number)
-                work.log.progress(done, done)
+            with collecting_seldom() as collect:
+                for shard in _shards(work, spec, role, mine):
+                    rows[role] += shard.count
+                    problems += shard.problems or _made(work, spec, role, shard, tokenizer)
+                    if len(problems) >= MAX_PROBLEMS:
+                        raise BadInput([*problems[:MAX_PROBLEMS], "further rows were not read"], "data")
+                    collect()
+                    done = sum(-(-count // SHARD_ROWS) for count in rows.values())
+                    work.log.progress(done, done)
         except BadInput as error:
             if len(error.problems) > MAX_PROBLEMS:
                 raise

@@ -89,7 +89,7 @@ def _our_part(directory: Path, part: int, parts: int, ready: Barrier) -> None:
     from rollouts_core.data.sources import row_shards
     from rollouts_core.data.tokenized import write_table
     from rollouts_core.data.tokenizers import load_tokenizer
-    from rollouts_core.data.tokenizing import tokenize_examples
+    from rollouts_core.data.tokenizing import collecting_seldom, tokenize_examples
     from rollouts_core.stages.tokenize import SHARD_ROWS
     from rollouts_core.store.identity import identify_source
 
@@ -97,10 +97,12 @@ def _our_part(directory: Path, part: int, parts: int, ready: Barrier) -> None:
     external = identify_source(source)
     tokenizer = load_tokenizer(str(directory / "tokenizer"))
     ready.wait()
-    for shard in row_shards(source, external, SHARD_ROWS, lambda number: number % parts == part):
-        if shard.rows:
-            table = tokenize_examples(shard.rows, tokenizer, 4096)
-            write_table(table, directory / "ours" / f"{shard.number:05d}.parquet")
+    with collecting_seldom() as collect:
+        for shard in row_shards(source, external, SHARD_ROWS, lambda number: number % parts == part):
+            if shard.rows:
+                table = tokenize_examples(shard.rows, tokenizer, 4096)
+                write_table(table, directory / "ours" / f"{shard.number:05d}.parquet")
+                collect()
     ready.wait()
 
 
