@@ -95,6 +95,18 @@ def test_a_turn_that_the_template_rewrites_later_is_learnt_from_a_text_of_its_ow
     assert made.decode(first.ids) == "system:be kind<|end|>user:hi you<|end|>assistant:hello<|end|>"
 
 
+SILENT = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+BROKEN = "{{ raise_exception('only two turns') }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"), [(SILENT, "leaves out what the last turn says, 'four, hello'"), (BROKEN, "only two turns")]
+)
+def test_a_template_that_loses_turns_or_fails_is_named(template: str, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        tokenize_conversation(tokenizer("character", template), TURNS)
+
+
 @pytest.mark.parametrize("kind", ["character", "byte_bpe"])
 def test_made_tokenizers_survive_saving_and_keep_every_character(kind: str, tmp_path: Any) -> None:
     made = tokenizer(kind)

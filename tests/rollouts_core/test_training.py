@@ -19,6 +19,7 @@ from rollouts_core.errors import BadInput, NonFiniteGradient, WeightMismatch
 from rollouts_core.training.backend import LazyTrainFuture
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.inspection import keeping_nonfinite
+from rollouts_core.training.models import check_context
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.optimizers import OptimizerName, create_optimizers
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
@@ -173,6 +174,12 @@ def test_an_unfinished_checkpoint_is_never_taken_and_old_ones_go(tmp_path: Path)
     assert found is not None
     assert (found[0], (found[1] / "file").read_text()) == (15, "15")
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000010", "step-00000015"]
+
+
+def test_a_context_longer_than_the_models_positions_is_refused() -> None:
+    check_context(tiny_model(), CONTEXT)
+    with pytest.raises(BadInput, match=f"data.max_length {CONTEXT + 1}: the model has positions for {CONTEXT} tokens"):
+        check_context(tiny_model(), CONTEXT + 1)
 
 
 def test_clipping_bounds_the_step() -> None:
