@@ -74,7 +74,7 @@ def tokenize_prompts(
     asked: list[tuple[Row, str]] = []
     for row in rows:
         try:
-            asked.append((row, render_prompt(chat, prompt_of(row), row.tools) if row.messages else row.plain[0]))
+            asked.append((row, render_prompt(chat, turns, row.tools) if (turns := prompt_of(row)) else row.plain[0]))
         except BadInput as error:
             problems += [f"{row.place}: {problem}" for problem in error.problems]
     kept: list[tuple[Row, Ids]] = []

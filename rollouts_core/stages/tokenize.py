@@ -51,6 +51,7 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
     """
     rows: dict[str, int] = {}
     problems: list[str] = []
+    done = 0
     for role in spec.sources:
         rows[role] = 0
         try:
@@ -62,13 +63,14 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
                         raise BadInput([*problems[:MAX_PROBLEMS], "further rows were not read"], "data")
                     collect()
                     done = sum(-(-count // SHARD_ROWS) for count in rows.values())
-                    work.log.progress(done, done)
+                    work.log.progress(done, done + 1)
         except BadInput as error:
             if len(error.problems) > MAX_PROBLEMS:
                 raise
             problems += error.problems
     if problems:
         raise BadInput(problems, "data")
+    work.log.progress(done, done)
     return rows
 
 

@@ -120,6 +120,12 @@ def test_plain_text_is_learnt_without_a_template(
     assert tokenizer.decode(read_prompts(tmp_path / "p")[0].tokens) == prompt
 
 
+def test_an_answer_without_a_prompt_is_named(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "d.jsonl", {"messages": [{"role": "assistant", "content": "2"}]})
+    with pytest.raises(BadInput, match=r"d\.jsonl:1: has no prompt"):
+        tokenize_prompts(rows, character_tokenizer(), 20)
+
+
 def test_a_plain_prompt_is_whole_where_the_tokenizer_has_no_end(tmp_path: Path) -> None:
     tokenizer = copy.deepcopy(character_tokenizer())
     tokenizer.eos_token = None
