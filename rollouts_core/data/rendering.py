@@ -78,11 +78,15 @@ def render_conversation(
 
 
 def _skeletons(chat: ChatFormat, shape: Shape) -> tuple[Skeleton, ...]:
+    """None where the template fails, too: what is wrong is to be said of a row, not of stand-ins."""
     roles, speakers = shape
     if len(speakers) > MOST or not never_looks(_template(chat, ())):
         return ()
     stand_ins = [Message(role, stand_in(n) if said else "") for n, (role, said) in enumerate(speakers)]
-    texts = _rendered_anew(chat, stand_ins, (), roles)
+    try:
+        texts = _rendered_anew(chat, stand_ins, (), roles)
+    except BadInput:
+        return ()
     found = [skeleton for text in texts if (skeleton := skeleton_of(text.text, text.spans))]
     return tuple(found) if len(found) == len(texts) else ()
 
