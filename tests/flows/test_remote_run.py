@@ -110,6 +110,7 @@ def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
     assert "`--machine host-a` finds it" in rollouts("plan", config, **variables).out
 
 
+@pytest.mark.slow
 def test_the_orchestrator_is_killed_and_the_retry_finds_its_job_and_its_log(
     rollouts: Rollouts,
     start: Callable[..., "subprocess.Popen[str]"],
