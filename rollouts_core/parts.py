@@ -30,7 +30,11 @@ class _OperationalMark:
 
 Operational = Annotated[T, _OperationalMark()]
 
-UNION_TAGS = ("scratch", "pretrained", "jsonl", "parquet", "arrow", "dataset", "mixture")
+UNION_TAGS = (
+    *("scratch", "pretrained", "jsonl", "parquet", "arrow", "dataset", "mixture"),
+    *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "maxrl", "ppo", "distillation"),
+    "custom",
+)
 """The `kind` values of unions, which pydantic puts into a problem's path and a person did not write."""
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected_problems", default=None)

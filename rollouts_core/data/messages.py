@@ -6,11 +6,12 @@ Read generously: text as one string or as text blocks, arguments as an object or
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
+from rollouts_core.config import Role
 from rollouts_core.types import Message, ToolCall
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES: tuple[str, ...] = get_args(Role)
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 Data = Mapping[str, Any]

@@ -78,7 +78,7 @@ def render_conversation(
 
 
 def _skeletons(chat: ChatFormat, shape: Shape) -> tuple[Skeleton, ...]:
-    """None where the template fails, too: what is wrong is to be said of a row, not of stand-ins."""
+    """Empty where the template fails, too: what is wrong is to be said of a row, not of stand-ins."""
     roles, speakers = shape
     if len(speakers) > MOST or not never_looks(_template(chat, ())):
         return ()

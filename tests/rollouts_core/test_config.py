@@ -1,6 +1,6 @@
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from rollouts_core import config as config_module
 from rollouts_core.config import PipelineConfig, RLConfig, ScratchModel, SFTConfig
 from rollouts_core.config_files import from_data, load_config, save_config, to_data
 from rollouts_core.errors import BadInput
-from rollouts_core.parts import identity_fields
+from rollouts_core.parts import UNION_TAGS, identity_fields
 from tests.rollouts_core.references import ALGORITHMS
 
 OPERATIONAL = {
@@ -106,6 +106,16 @@ def test_another_kind_on_the_command_line_drops_the_fields_of_the_old_one() -> N
 def test_another_kind_of_machine_keeps_what_machines_share() -> None:
     config = load_config(Path("configs/arithmetic.py"), ["machine.wait_hours=3", "machine.kind=ssh"])
     assert (config.machine.kind, config.machine.wait_hours) == ("ssh", 3)
+
+
+def test_a_problem_of_an_algorithm_is_told_under_the_name_that_was_written() -> None:
+    """Of every kind of every union: a person wrote none of the tags that pydantic puts into a path."""
+    with pytest.raises(BadInput) as caught:
+        load_config(Path("configs/arithmetic.py"), ["rl.algorithm.kind=distillation"])
+    assert caught.value.problems == ("rl.algorithm.teacher: is required",)
+    unions = (config_module.Model, config_module.SourceOrMixture, algorithms.Algorithm)
+    kinds = {part.kind for union in unions for part in get_args(get_args(union)[0])}
+    assert kinds == set(UNION_TAGS)
 
 
 def test_a_group_of_one_is_refused_by_algorithms_that_compare() -> None:
