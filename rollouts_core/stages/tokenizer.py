@@ -4,8 +4,9 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from rollouts_core.data.sources import Row, read_rows
+from rollouts_core.data.sources import MAX_PROBLEMS, FaultyRow, Row, read_rows
 from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
+from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.work import Work
 
@@ -36,15 +37,28 @@ def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
     if spec.tokenizer.kind == "pretrained":
         model = work.stage.external["model"]
         return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
-    return train_tokenizer(spec.tokenizer, _texts(work, spec), spec.max_length)
+    problems: list[str] = []
+    tokenizer = train_tokenizer(spec.tokenizer, _texts(work, spec, problems), spec.max_length)
+    if problems:
+        further = ["further rows were not told of"] if len(problems) > MAX_PROBLEMS else []
+        raise BadInput(problems[:MAX_PROBLEMS] + further, "data")
+    return tokenizer
 
 
-def _texts(work: Work, spec: TokenizeSpec) -> Iterator[str]:
-    """Of every row that can be read; what is wrong with the others is told when they are tokenized."""
+def _texts(work: Work, spec: TokenizeSpec, problems: list[str]) -> Iterator[str]:
+    """Of every row; what is wrong with rows and sources is noted, so that all of it is told together."""
     for role, source in spec.sources.items():
-        if role.startswith(LEARNT_FROM):
+        learnt = role.startswith(LEARNT_FROM)
+        if not learnt and not problems:
+            continue
+        try:
             for row in read_rows(source, work.stage.external[role]):
-                yield from _texts_of(row) if isinstance(row, Row) else ()
+                if isinstance(row, FaultyRow):
+                    problems.append(str(row))
+                elif learnt:
+                    yield from _texts_of(row)
+        except BadInput as error:
+            problems += error.problems
 
 
 def _texts_of(row: Row) -> Iterator[str]:

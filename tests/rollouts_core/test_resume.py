@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollouts_core.config_files import from_data
 from rollouts_core.data import tokenized
+from rollouts_core.errors import BadInput
 from rollouts_core.inference.engine import Completion
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.journal import RolloutJournal
@@ -197,6 +198,21 @@ def test_tokenization_goes_on_behind_the_finished_shards(
     make(stage, store)
     assert len(set(written)) == len(written) == 16 + 1, "eight shards of each source, each written once"
     assert content(store, stage) == content(whole, stage)
+
+
+def test_what_is_wrong_with_all_sources_is_told_together(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{\n{"messages": []}\n')
+    (tmp_path / "p.parquet").write_text("no table")
+    (tmp_path / "h.jsonl").write_text("[]\n")
+    kinds = {"demonstrations": "jsonl", "prompts": "parquet", "heldout": "jsonl"}
+    config["data"] |= {
+        role: {"kind": kind, "path": str(tmp_path / f"{role[0]}.{kind}")} for role, kind in kinds.items()
+    }
+    with pytest.raises(BadInput) as caught:
+        make(plan(from_data(config)).tokenize, LocalStore(tmp_path / "store"))
+    expected = ("d.jsonl:1: not valid", "d.jsonl:2: no list", "p.parquet: not a readable", "h.jsonl:1: a list")
+    assert len(caught.value.problems) == len(expected)
+    assert all(words in problem for words, problem in zip(expected, caught.value.problems, strict=True))
 
 
 def test_parts_are_taken_over_and_what_lacks_is_made(
