@@ -1,4 +1,4 @@
-"""The whole chain: SFT, then RL, each stage cached, on a machine of your choice."""
+"""The whole chain: SFT, DPO, then RL, each stage cached, on a machine of your choice."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,7 @@ from infra.provision import this_machine
 from rollouts_core.config import PipelineConfig
 from rollouts_core.observe.runs import RunRecord
 from tasks.bootstrap import bootstrap
+from tasks.dpo import dpo
 from tasks.evaluate import evaluate
 from tasks.provision import provision
 from tasks.report import report
@@ -23,7 +24,7 @@ from tasks.tokenize import tokenize
 
 @flow(name="post-train", flow_run_name="{config.name}", persist_result=False)
 def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord:
-    """SFT, then RL, on a machine of your choice; every stage cached. `refresh`: stages to make again."""
+    """SFT, DPO, then RL, on a machine of your choice; every stage cached. `refresh`: stages to make again."""
     stages, store = check_inputs(config, refresh), store_of(config)
     with (
         recording(config, stages, store, flow_run.id, refresh) as run,
@@ -32,6 +33,7 @@ def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord
         bootstrap(machine)
         data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         policy = sft(stages.sft, data, machine) if stages.sft else None
+        policy = dpo(stages.dpo, policy, machine) if stages.dpo else policy
         with serve(config.engine, stages.rl, machine):
             for segment in stages.rl:
                 policy = rl(segment, stages.rl, policy, machine)

@@ -27,6 +27,8 @@ def bring_home(plan: Plan, final: ArtifactId, session: MachineSession, wanted: R
         _fetch(session, final, gathering, "policy/")
     if plan.sft:
         _join([plan.sft], session, "metrics.jsonl", gathering / "sft_metrics.jsonl")
+    if plan.dpo:
+        _join([plan.dpo], session, "metrics.jsonl", gathering / "dpo_metrics.jsonl")
     if plan.rl:
         _join(plan.rl, session, "metrics.jsonl", gathering / "rl_metrics.jsonl")
         _join(plan.rl, session, "rollouts.jsonl", gathering / "rollouts.jsonl")

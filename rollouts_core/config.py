@@ -27,6 +27,8 @@ Dtype = Literal["float32", "bfloat16"]
 Optimizer = Annotated[
     Literal["adamw", "muon"], Field(description="muon: for the matrices inside the layers; AdamW for the rest.")
 ]
+Schedule = Literal["cosine", "linear", "constant", "stable_then_decay"]
+SCHEDULES = "Decay to zero after warm-up; stable_then_decay: over the last fifth."
 PartT = TypeVar("PartT")
 
 
@@ -129,11 +131,14 @@ class DataConfig:
     """What is learnt from, and what is kept apart to measure with."""
 
     demonstrations: SourceOrMixture | None = Field(default=None, description="Conversations for SFT.")
+    preferences: SourceOrMixture | None = Field(
+        default=None, description="Prompts with a chosen and a rejected answer, for DPO."
+    )
     prompts: SourceOrMixture | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
     heldout: Source | None = Field(default=None, description="Prompts never trained on; accuracy is measured here.")
     max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
     overlong: Overlong = Field(
-        default="refuse", description="Longer demonstrations; prompts are refused or dropped, never cut."
+        default="refuse", description="Longer demonstrations; prompts and preferences are never cut, but dropped."
     )
     learnt_roles: tuple[Role, ...] = Field(
         default=("assistant",), min_length=1, description="Whose turns of a demonstration are learnt."
@@ -192,9 +197,7 @@ class SFTConfig:
     optimizer: Optimizer = "adamw"
     learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
-    schedule: Literal["cosine", "linear", "constant", "stable_then_decay"] = Field(
-        default="cosine", description="Decay to zero after warm-up; stable_then_decay: over the last fifth."
-    )
+    schedule: Schedule = Field(default="cosine", description=SCHEDULES)
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
     log_every: Operational[int] = Field(default=10, ge=1, description="Steps between lines of metrics.")
@@ -202,10 +205,31 @@ class SFTConfig:
 
     @model_validator(mode="after")
     def _steps_add_up(self) -> "SFTConfig":
-        problems = []
-        if self.warmup_steps >= self.steps:
-            problems.append(f"warmup_steps {self.warmup_steps} is not smaller than steps {self.steps}")
-        return _or_raise(self, problems)
+        return _or_raise(self, _warmup_problems(self.warmup_steps, self.steps))
+
+
+@part
+class DPOConfig:
+    """Direct preference optimization, against the policy that it begins with."""
+
+    steps: int = Field(default=500, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(default=32, ge=1, description="Preferences per optimizer step.")
+    beta: float = Field(default=0.1, gt=0, description="How strongly the policy is held to the one it begins with.")
+    tokens_per_pass: int = Field(
+        default=16384, ge=1, description="Tokens of one forward-backward pass, shared prompts counted once."
+    )
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    schedule: Schedule = Field(default="linear", description=SCHEDULES)
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
+    log_every: Operational[int] = Field(default=10, ge=1, description="Steps between lines of metrics.")
+    checkpoint_every: Operational[int] = Field(default=100, ge=1, description="Steps between checkpoints.")
+
+    @model_validator(mode="after")
+    def _steps_add_up(self) -> "DPOConfig":
+        return _or_raise(self, _warmup_problems(self.warmup_steps, self.steps))
 
 
 @part
@@ -421,14 +445,14 @@ class ResultsConfig:
     """What comes home from another machine. Metrics, samples and accuracies always do."""
 
     policy: Operational[bool] = Field(default=True, description="The final policy, to outputs/<run>/policy.")
-    artifacts: Operational[tuple[Literal["sft", "rl", "evaluate"], ...]] = Field(
+    artifacts: Operational[tuple[Literal["sft", "dpo", "rl", "evaluate"], ...]] = Field(
         default=(), description="Stages whose artifacts come into the store here, whole."
     )
 
 
 @part
 class EvaluationConfig:
-    """Greedy answers to the held-out prompts, scored before SFT, after SFT and after RL."""
+    """Greedy answers to the held-out prompts, scored before training and after SFT, DPO and RL."""
 
     limit: int | None = Field(default=None, ge=1, description="Only the first so many held-out prompts.")
     max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
@@ -452,7 +476,7 @@ class StoreConfig:
 
 @part
 class PipelineConfig:
-    """One experiment, whole. `sft` or `rl` set to null leaves that part of the chain out."""
+    """One experiment, whole. `sft`, `dpo` or `rl` set to null leaves that part of the chain out."""
 
     name: str = Field(
         default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60, description="Names the runs."
@@ -461,6 +485,7 @@ class PipelineConfig:
     model: Model = Field(description="The policy before training.")
     data: DataConfig = Field(description="Demonstrations, prompts and held-out prompts.")
     sft: SFTConfig | None = Field(default_factory=SFTConfig, description="Supervised fine-tuning; null to leave out.")
+    dpo: DPOConfig | None = Field(default=None, description="Direct preference optimization; null to leave out.")
     rl: RLConfig | None = Field(default_factory=RLConfig, description="Reinforcement learning; null to leave out.")
     backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its device.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
@@ -476,15 +501,21 @@ class PipelineConfig:
 
 def _chain_problems(config: PipelineConfig) -> list[str]:
     problems = []
-    if config.sft is None and config.rl is None:
-        problems.append("sft and rl are both null: there is nothing to do")
+    if config.sft is None and config.dpo is None and config.rl is None:
+        problems.append("sft, dpo and rl are all null: there is nothing to do")
     if config.sft is not None and config.data.demonstrations is None:
         problems.append("data.demonstrations: is required by sft")
+    if config.dpo is not None and config.data.preferences is None:
+        problems.append("data.preferences: is required by dpo")
     if config.rl is not None and config.data.prompts is None:
         problems.append("data.prompts: is required by rl")
     if config.sft is None and isinstance(config.model, ScratchModel):
-        problems.append("model.kind: a model from scratch needs sft before rl; give a pretrained one")
+        problems.append("model.kind: a model from scratch needs sft first; give a pretrained one")
     return problems
+
+
+def _warmup_problems(warmup_steps: int, steps: int) -> list[str]:
+    return [f"warmup_steps {warmup_steps} is not smaller than steps {steps}"] if warmup_steps >= steps else []
 
 
 def _rank_problems(config: PipelineConfig) -> list[str]:

@@ -40,8 +40,8 @@ def recording(
 
 def planned_stages(stages: Plan, machine: MachineConfig) -> list[tuple[str, str | None]]:
     """Every stage of the flow in order, with its key where it makes an artifact that is known before it runs."""
-    before = [stage for stage in stages.stages if stage.kind in ("tokenize", "sft")]
-    after = [stage for stage in stages.stages if stage.kind not in ("tokenize", "sft")]
+    before = [stage for stage in stages.stages if stage.kind not in ("rl", "evaluate")]
+    after = [stage for stage in stages.stages if stage.kind in ("rl", "evaluate")]
     return [
         ("provision", None),
         ("bootstrap", environment_artifact().key if machine.kind == "local" else None),

@@ -17,13 +17,14 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 Data = Mapping[str, Any]
 
 
-def messages_problem(messages: Any) -> str:
+def messages_problem(messages: Any, name: str = "messages") -> str:
     """What is wrong with a conversation in data; empty where nothing is."""
     if not isinstance(messages, list | tuple) or not messages:
-        return "no list of messages under 'messages', and neither 'prompt' nor 'text'"
+        other = ", and neither 'prompt' nor 'text'" if name == "messages" else ", nor text"
+        return f"no list of messages under {name!r}{other}"
     for number, message in enumerate(messages):
         if problem := _message_problem(message):
-            return f"messages[{number}] {problem}"
+            return f"{name}[{number}] {problem}"
     return ""
 
 

@@ -31,8 +31,8 @@ STAND_IN = "\ue000"
 """A character of nobody's text."""
 
 
-Shape = tuple[tuple[str, ...], tuple[tuple[str, bool], ...]]
-"""The learnt roles, and of each message its role and whether it has content."""
+Shape = tuple[tuple[str, ...], int, tuple[tuple[str, bool], ...]]
+"""The learnt roles, how many messages are given, and of each message its role and whether it has content."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +63,50 @@ def chat_format(tokenizer: Any) -> ChatFormat:
 
 
 def render_conversation(
-    chat: ChatFormat, messages: Messages, tools: Sequence[Data] = (), roles: Sequence[str] = ASSISTANT
+    chat: ChatFormat,
+    messages: Messages,
+    tools: Sequence[Data] = (),
+    roles: Sequence[str] = ASSISTANT,
+    given: int = 0,
 ) -> list[Rendered]:
-    """The turns of these roles, each learnt once, mostly in one text. Raises `BadInput` when the template fails."""
+    """The turns of these roles behind the first `given`, each learnt once, mostly in one text.
+
+    Raises `BadInput` when the template fails.
+    """
     if tools or any(message != Message(message.role, message.content) for message in messages):
-        return _rendered_anew(chat, messages, tools, roles)
-    shape = tuple(roles), tuple((message.role, bool(message.content)) for message in messages)
+        return _rendered_anew(chat, messages, tools, roles, given)
+    shape = tuple(roles), given, tuple((message.role, bool(message.content)) for message in messages)
     if shape not in chat.known:
         chat.known[shape] = _skeletons(chat, shape)
     if not (skeletons := chat.known[shape]):
-        return _rendered_anew(chat, messages, tools, roles)
+        return _rendered_anew(chat, messages, tools, roles, given)
     contents = [message.content for message in messages]
     return [Rendered(*skeleton.filled(contents)) for skeleton in skeletons]
 
 
 def _skeletons(chat: ChatFormat, shape: Shape) -> tuple[Skeleton, ...]:
     """Empty where the template fails, too: what is wrong is to be said of a row, not of stand-ins."""
-    roles, speakers = shape
+    roles, given, speakers = shape
     if len(speakers) > MOST or not never_looks(_template(chat, ())):
         return ()
     stand_ins = [Message(role, stand_in(n) if said else "") for n, (role, said) in enumerate(speakers)]
     try:
-        texts = _rendered_anew(chat, stand_ins, (), roles)
+        texts = _rendered_anew(chat, stand_ins, (), roles, given)
     except BadInput:
         return ()
     found = [skeleton for text in texts if (skeleton := skeleton_of(text.text, text.spans))]
     return tuple(found) if len(found) == len(texts) else ()
 
 
-def _rendered_anew(chat: ChatFormat, messages: Messages, tools: Sequence[Data], roles: Sequence[str]) -> list[Rendered]:
+def _rendered_anew(
+    chat: ChatFormat, messages: Messages, tools: Sequence[Data], roles: Sequence[str], given: int
+) -> list[Rendered]:
     marked = tuple(roles) == ASSISTANT and has_generation_markers(_template(chat, tools))
     whole, render = _rendered(chat, messages, tools, marked)
-    return [whole] if marked else _by_prefixes(whole.text, messages, roles, render, chat.special)
+    if not marked:
+        return _by_prefixes(whole.text, messages, roles, given, render, chat.special)
+    asked = _shared(whole.text, render(messages[:given], prompt=True)) if given else 0
+    return [Rendered(whole.text, tuple((max(start, asked), end) for start, end in whole.spans if end > asked))]
 
 
 def render_prompt(chat: ChatFormat, messages: Messages, tools: Sequence[Data] = ()) -> str:
@@ -109,11 +121,16 @@ def has_generation_markers(template: str) -> bool:
 
 
 def _by_prefixes(
-    whole: str, messages: Messages, roles: Sequence[str], render: "_Render", special: re.Pattern[str]
+    whole: str,
+    messages: Messages,
+    roles: Sequence[str],
+    given: int,
+    render: "_Render",
+    special: re.Pattern[str],
 ) -> list[Rendered]:
     """From the last turn to the first: a turn joins the text at hand where that holds it, and begins another else."""
     texts, spans = [whole], [list[Span]()]
-    for index in reversed(range(len(messages))):
+    for index in reversed(range(given, len(messages))):
         if messages[index].role not in roles:
             continue
         upto = whole if index == len(messages) - 1 else render(messages[: index + 1])

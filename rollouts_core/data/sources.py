@@ -1,12 +1,13 @@
 """Rows to learn from, checked one by one, whatever file they stand in.
 
 A row is a conversation, `messages` with a known `role` and a text `content` each, and perhaps `tools`; or plain text,
-`prompt` and `completion`, or `prompt` alone, or `text`. Which it is, is seen row by row. Further columns become
+`prompt` and `completion`, or `prompt` alone, or `text`. A preference has `chosen` and `rejected`, behind a `prompt` or
+beginning with it. Prompt and answers may be messages, too. Which it is, is seen row by row. Further columns become
 metadata, which rewards read. Problems name the file and the line, and are reported together.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +18,9 @@ from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External
 from rollouts_core.types import Message
 
-PLAIN = ("prompt", "completion", "text")
+ANSWERS = ("completion", "text", "chosen", "rejected")
+SPLIT = ("prompt", *ANSWERS)
+"""What stands for `messages`, each as text or as messages."""
 MAX_PROBLEMS = 20
 
 
@@ -34,6 +37,10 @@ class Row:
     """Of plain text, what is given and what follows, which is learnt."""
     tools: tuple[Data, ...] = ()
     """What the assistant may call, as templates read it."""
+    given: int = 0
+    """How many first messages only ask: nothing of them is learnt."""
+    rejected: "Row | None" = None
+    """Of a preference, which itself ends with the chosen answer: the same with the other one."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +106,56 @@ def _checked(raw: RawRow) -> Row | FaultyRow:
 
 
 def _problem(value: Data) -> str:
-    plain = [name for name in PLAIN if value.get(name) is not None]
-    if value.get("messages") is None and plain:
-        return next((f"{name!r} is no text" for name in plain if not isinstance(value[name], str)), "")
-    return messages_problem(value.get("messages")) or tools_problem(value.get("tools"))
+    split = {name: value[name] for name in SPLIT if value.get(name) is not None}
+    if value.get("messages") is not None or not split:
+        return messages_problem(value.get("messages")) or tools_problem(value.get("tools"))
+    if ("chosen" in split) != ("rejected" in split):
+        return "has one of 'chosen' and 'rejected', and a preference is both"
+    texts = [name for name, entry in split.items() if isinstance(entry, str)]
+    others = [name for name in split if name not in texts]
+    if texts and others:
+        return f"{others[0]!r} is no text, as {texts[0]!r} is"
+    problems = (messages_problem(split[name], name) for name in others)
+    return next(filter(None, problems), "") or _preference_problem(split) or tools_problem(value.get("tools"))
+
+
+def _preference_problem(split: Data) -> str:
+    if "chosen" not in split:
+        return ""
+    if split["chosen"] == split["rejected"]:
+        return "'chosen' and 'rejected' are the same"
+    if "prompt" not in split and not isinstance(split["chosen"], str) and not _given(split):
+        return "'chosen' and 'rejected' begin with different messages, and there is no 'prompt'"
+    return ""
 
 
 def _row(raw: RawRow) -> Row:
     value: Data = raw.value
-    if value.get("messages") is None:
-        rest = {name: entry for name, entry in value.items() if name not in ("messages", *PLAIN)}
-        given, follows = value.get("prompt"), value.get("completion") or value.get("text")
-        return Row((), rest, raw.index, raw.place, (given or "", follows or ""))
-    rest = {name: entry for name, entry in value.items() if name not in ("messages", "tools")}
-    messages = tuple(message_from_data(message) for message in value["messages"])
-    return Row(messages, rest, raw.index, raw.place, tools=tools_from_data(value.get("tools")))
+    told_apart = () if value.get("messages") is not None else SPLIT
+    rest = {name: entry for name, entry in value.items() if name not in ("messages", "tools", *told_apart)}
+    tools = tools_from_data(value.get("tools"))
+    if not told_apart:
+        return Row(_messages(value["messages"]), rest, raw.index, raw.place, tools=tools)
+    rejected = _split_row(value, ("rejected",), Row((), rest, raw.index, raw.place, tools=tools))
+    chosen = _split_row(value, ("chosen", "completion", "text"), rejected)
+    return replace(chosen, rejected=rejected) if value.get("chosen") is not None else chosen
+
+
+def _split_row(value: Data, answers: Sequence[str], row: Row) -> Row:
+    """With the first of these answers that is there."""
+    asked, answer = value.get("prompt"), next((value[name] for name in answers if value.get(name)), None)
+    if isinstance(asked or answer, str):
+        return replace(row, plain=(asked or "", answer or ""))
+    given = len(asked) if asked is not None else _given(value)
+    return replace(row, messages=_messages([*(asked or ()), *(answer or ())]), given=given)
+
+
+def _given(value: Data) -> int:
+    """How many first messages the two answers share, where no prompt is told apart."""
+    chosen, rejected = value.get("chosen") or (), value.get("rejected") or ()
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(chosen), len(rejected)))
+
+
+def _messages(data: Sequence[Data]) -> tuple[Message, ...]:
+    return tuple(message_from_data(message) for message in data)

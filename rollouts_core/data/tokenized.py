@@ -1,4 +1,5 @@
-"""Tokenized data as Parquet: demonstrations (ids, loss mask, length, length before it was cut, source row) and prompts.
+"""Tokenized data as Parquet: demonstrations (ids, loss mask, length, length before it was cut, source row), preferences
+(ids and loss mask of both answers) and prompts.
 
 Rows keep their source row, so that whatever is trained on can be traced to a line of a file.
 """
@@ -27,6 +28,16 @@ EXAMPLES = pa.schema(
         ("loss_mask", pa.list_(pa.int8())),
         ("length", pa.int32()),
         ("full_length", pa.int32()),
+        ("source_row", pa.int32()),
+    ]
+)
+PREFERENCES = pa.schema(
+    [
+        ("chosen_ids", pa.list_(pa.int32())),
+        ("chosen_mask", pa.list_(pa.int8())),
+        ("rejected_ids", pa.list_(pa.int32())),
+        ("rejected_mask", pa.list_(pa.int8())),
+        ("length", pa.int32()),
         ("source_row", pa.int32()),
     ]
 )
@@ -82,6 +93,21 @@ def read_examples(directory: Path) -> list[Example]:
     table = read_shards(directory, ["input_ids", "loss_mask"])
     columns = (_lists(table[name]) for name in table.column_names)
     return [Example(ids, mask) for ids, mask in zip(*columns, strict=True)]
+
+
+def read_preferences(directory: Path) -> list[tuple[Example, Example]]:
+    """The chosen and the rejected; `shared` counts the first tokens that they have in common and that neither learns.
+
+    Their arrays are views of the table's.
+    """
+    columns = [_lists(column) for column in read_shards(directory, PREFERENCES.names[:4]).columns]
+    pairs = []
+    for ids, mask, other_ids, other_mask in zip(*columns, strict=True):
+        given = min(int(mask.argmax()), int(other_mask.argmax()))
+        differ = np.flatnonzero(ids[:given] != other_ids[:given])
+        shared = int(differ[0]) if len(differ) else given
+        pairs.append((Example(ids, mask, shared), Example(other_ids, other_mask, shared)))
+    return pairs
 
 
 def directories_of(data: Path, role: str) -> list[Path]:

@@ -22,7 +22,7 @@ from rollouts_core.data.rendering import (
     render_prompt,
 )
 from rollouts_core.data.sources import MAX_PROBLEMS, Row
-from rollouts_core.data.tokenized import EXAMPLES, PROMPTS
+from rollouts_core.data.tokenized import EXAMPLES, PREFERENCES, PROMPTS
 from rollouts_core.errors import BadInput
 
 
@@ -63,6 +63,46 @@ def tokenize_examples(
         "source_row": [row.source_row for row, _, _ in kept],
     }
     return pa.table(columns, schema=EXAMPLES)
+
+
+def tokenize_preferences(
+    rows: Sequence[Row], tokenizer: Any, max_length: int, overlong: Overlong = "refuse"
+) -> pa.Table:
+    """Preferences as a table, both answers of a row with their prompt. One of which either is too long is dropped
+    unless it is to be refused: the likelihood of half an answer is not the answer's. Raises `BadInput` as
+    `tokenize_examples` does."""
+    problems = [f"{row.place}: no 'chosen' and 'rejected'" for row in rows if row.rejected is None]
+    answers = [answer for row in rows if row.rejected for answer in (row, row.rejected)]
+    made, unreadable = _tokenized(answers, tokenizer, ASSISTANT)
+    found: dict[int, list[Tokenized]] = {}
+    for answer, example in made:
+        found.setdefault(id(answer), []).append(example)
+    kept: list[tuple[Row, Tokenized, Tokenized]] = []
+    for row in rows:
+        texts = [found.get(id(answer), []) for answer in (row, row.rejected) if answer is not None]
+        if not all(texts) or len(texts) < 2:
+            continue  # its problem is told already
+        if any(len(several) > 1 for several in texts):
+            problems.append(f"{row.place}: the chat template renders the turns of its answer in several texts")
+            continue
+        chosen, rejected = texts[0][0], texts[1][0]
+        if max(len(chosen.ids), len(rejected.ids)) > max_length and overlong != "refuse":
+            continue
+        for name, example in (("chosen", chosen), ("rejected", rejected)):
+            problem = _problem(example.ids, tokenizer.unk_token_id, max_length)
+            if problem := problem or ("" if example.mask[1:].any() else "has no turn of the assistant"):
+                problems.append(f"{row.place}: {name}: {problem}")
+        kept.append((row, chosen, rejected))
+    _refuse(problems + unreadable)
+    columns = {
+        "chosen_ids": _lists([chosen.ids for _, chosen, _ in kept], np.int32),
+        "chosen_mask": _lists([chosen.mask for _, chosen, _ in kept], np.int8),
+        "rejected_ids": _lists([rejected.ids for *_, rejected in kept], np.int32),
+        "rejected_mask": _lists([rejected.mask for *_, rejected in kept], np.int8),
+        "length": [len(chosen.ids) + len(rejected.ids) for _, chosen, rejected in kept],
+        "source_row": [row.source_row for row, *_ in kept],
+    }
+    return pa.table(columns, schema=PREFERENCES)
 
 
 def tokenize_prompts(
@@ -112,7 +152,8 @@ def collecting_seldom() -> Iterator[Callable[[], int]]:
 
 def prompt_of(row: Row) -> Sequence[Any]:
     """What comes before the answer that is to be given."""
-    return row.messages[:-1] if row.messages and row.messages[-1].role == "assistant" else row.messages
+    asked = row.messages[: row.given] if row.given else row.messages
+    return asked[:-1] if asked and asked[-1].role == "assistant" else asked
 
 
 def _tokenized(
@@ -136,7 +177,7 @@ def _tokenized(
 
 
 def _rendered(chat: ChatFormat, row: Row, roles: Sequence[str]) -> list[Rendered]:
-    return render_conversation(chat, row.messages, row.tools, roles) if row.messages else []
+    return render_conversation(chat, row.messages, row.tools, roles, row.given) if row.messages else []
 
 
 def _lists(values: Sequence[npt.NDArray[Any]], dtype: type[np.integer[Any]]) -> pa.ListArray:

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 from rollouts_core.observe.metrics import read_jsonl
 from rollouts_core.observe.runs import AccuracyRecord, RunRecord
 
-POINTS = {"base": "before SFT", "sft": "after SFT", "rl": "after RL"}
+POINTS = {"base": "before training", "sft": "after SFT", "dpo": "after DPO", "rl": "after RL"}
 SAMPLES = 16
 
 Records = Sequence[Mapping[str, Any]]
@@ -53,13 +53,19 @@ def draw_plots(accuracies: Sequence[AccuracyRecord], results: Path) -> list[str]
     """Accuracies and curves of a run's results, as SVG. Takes a second, most of it matplotlib's import."""
     from rollouts_core.observe.plots import interval_plot, line_plot
 
-    sft, rl = read_jsonl(results / "sft_metrics.jsonl"), read_jsonl(results / "rl_metrics.jsonl")
+    sft, dpo, rl = (read_jsonl(results / f"{stage}_metrics.jsonl") for stage in ("sft", "dpo", "rl"))
     plots = []
     if accuracies:
         shares = {POINTS[a.point]: (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in accuracies}
         plots.append(interval_plot("Held-out accuracy, 95 % interval", shares))
     if sft:
         plots.append(line_plot("SFT: loss per token", "step", {"loss": _curve(sft, "loss")}))
+    if dpo:
+        rewards = {name: _curve(dpo, f"rewards/{name}") for name in ("chosen", "rejected", "margins")}
+        plots += [
+            line_plot("DPO: implicit reward", "step", rewards),
+            line_plot("DPO: chosen above rejected", "step", {"share": _curve(dpo, "rewards/accuracies")}),
+        ]
     if rl:
         mismatch = {name: _curve(rl, f"sampling/sampling_logp_difference/{name}") for name in ("mean", "max")}
         lengths = {name: _curve(rl, f"completions/{name}_length") for name in ("mean", "max")}

@@ -14,7 +14,7 @@ from rollouts_core.config import Mixture, PipelineConfig, PretrainedModel, Scrat
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
-from rollouts_core.stages.specs import EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
+from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
 from rollouts_core.stages.stage import VERSIONS, Stage
 from rollouts_core.store.identity import External, identify_model, identify_source, identify_teacher
 from rollouts_core.user_code import identify_function
@@ -28,17 +28,19 @@ class Plan:
 
     tokenize: Stage
     sft: Stage | None
+    dpo: Stage | None
     rl: tuple[Stage, ...]
     evaluate: tuple[Stage, ...]
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (self.tokenize, *([self.sft] if self.sft else []), *self.rl, *self.evaluate)
+        return (self.tokenize, *(stage for stage in (self.sft, self.dpo) if stage), *self.rl, *self.evaluate)
 
     @property
     def chains(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of each heavy job: those that one process makes."""
-        return tuple(chain for chain in ((self.sft,) if self.sft else (), self.rl, self.evaluate) if chain)
+        single = [(stage,) for stage in (self.sft, self.dpo) if stage]
+        return tuple(chain for chain in (*single, self.rl, self.evaluate) if chain)
 
 
 def plan(config: PipelineConfig) -> Plan:
@@ -46,8 +48,9 @@ def plan(config: PipelineConfig) -> Plan:
     external = _identify(config)
     tokenize = _tokenize(config, external)
     sft = _sft(config, external, tokenize)
-    rl = _rl(config, external, tokenize, sft)
-    return Plan(tokenize, sft, rl, _evaluations(config, external, tokenize, sft, rl))
+    dpo = _dpo(config, external, tokenize, sft)
+    rl = _rl(config, external, tokenize, dpo or sft)
+    return Plan(tokenize, sft, dpo, rl, _evaluations(config, external, tokenize, sft, dpo, rl))
 
 
 def dependents(plan: Plan, changed: Sequence[Stage]) -> list[Stage]:
@@ -87,14 +90,30 @@ def _sft(config: PipelineConfig, external: Externals, tokenize: Stage) -> Stage 
     return Stage("sft", "sft", VERSIONS["sft"], spec, {"data": tokenize.artifact}, _pick(external, "model"))
 
 
-def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage | None) -> tuple[Stage, ...]:
+def _dpo(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage | None) -> Stage | None:
+    if config.dpo is None:
+        return None
+    spec = DPOSpec(
+        model=None if sft else config.model,
+        training=config.dpo,
+        backend=config.backend,
+        seed=config.seed,
+        dtype=config.model.dtype,
+        max_length=config.data.max_length,
+        weights=_weights(config.data.preferences),
+    )
+    inputs = {"data": tokenize.artifact} | ({"policy": sft.artifact} if sft else {})
+    return Stage("dpo", "dpo", VERSIONS["dpo"], spec, inputs, _pick(external, *([] if sft else ["model"])))
+
+
+def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Stage | None) -> tuple[Stage, ...]:
     if config.rl is None:
         return ()
-    reference = {"reference": sft.artifact} if sft and config.rl.kl_coef else {}
+    reference = {"reference": begun.artifact} if begun and config.rl.kl_coef else {}
     segments: list[Stage] = []
     for start in range(0, config.rl.steps, config.rl.steps_per_segment):
-        previous = segments[-1] if segments else sft
-        first_model = config.model if sft is None and (previous is None or config.rl.kl_coef) else None
+        previous = segments[-1] if segments else begun
+        first_model = config.model if begun is None and (previous is None or config.rl.kl_coef) else None
         spec = RLSpec(
             model=first_model,
             training=config.rl,
@@ -115,13 +134,19 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage
 
 
 def _evaluations(
-    config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stage | None, rl: tuple[Stage, ...]
+    config: PipelineConfig,
+    external: Externals,
+    tokenize: Stage,
+    sft: Stage | None,
+    dpo: Stage | None,
+    rl: tuple[Stage, ...],
 ) -> tuple[Stage, ...]:
     if config.data.heldout is None:
         return ()
     stages = []
-    points: list[tuple[Literal["base", "sft", "rl"], Stage | None]] = [("base", None)]
+    points: list[tuple[Literal["base", "sft", "dpo", "rl"], Stage | None]] = [("base", None)]
     points += [("sft", sft)] if sft else []
+    points += [("dpo", dpo)] if dpo else []
     points += [("rl", rl[-1])] if rl else []
     for point, policy in points:
         spec = EvaluateSpec(
@@ -170,6 +195,7 @@ def _identify(config: PipelineConfig) -> Externals:
 def _sources(config: PipelineConfig) -> dict[str, Source]:
     roles: dict[str, SourceOrMixture | None] = {
         "demonstrations": config.data.demonstrations if config.sft else None,
+        "preferences": config.data.preferences if config.dpo else None,
         "prompts": config.data.prompts if config.rl else None,
         "heldout": config.data.heldout,
     }

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rollouts_core.stages.specs import RLSpec, SFTSpec
+from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
 from rollouts_core.stages.stage import Stage, stage_from_data, stage_to_data
 
 START_SECONDS = 300
@@ -18,7 +18,7 @@ START_SECONDS = 300
 
 def processes_of(stage: Stage) -> int:
     """How many ranks train this stage."""
-    return stage.spec.backend.processes if isinstance(stage.spec, SFTSpec | RLSpec) else 1
+    return stage.spec.backend.processes if isinstance(stage.spec, SFTSpec | DPOSpec | RLSpec) else 1
 
 
 def lead(directory: Path, processes: int) -> tuple[int, str]:
@@ -63,13 +63,15 @@ def help_rank_zero(ranks: Any) -> None:
 def _built(ranks: Any, stage: Stage, described: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rollouts_core.stages import rl, sft
+    from rollouts_core.stages import dpo, rl, sft
     from rollouts_core.training.models import DTYPES
 
     config = AutoConfig.for_model(described.pop("model_type"), **described)
     if isinstance(stage.spec, SFTSpec):
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[stage.spec.model.dtype]).to(ranks.device)
         return sft.backend_for(model, stage.spec, ranks)
-    assert isinstance(stage.spec, RLSpec), "only SFT and RL train"
+    assert isinstance(stage.spec, DPOSpec | RLSpec), "nothing else trains"
     model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[stage.spec.dtype]).to(ranks.device)
+    if isinstance(stage.spec, DPOSpec):
+        return dpo.backend_for(model, stage.spec, ranks)
     return rl.backend_for(model, stage.spec, rl.recipe_for(stage), ranks)

@@ -21,13 +21,13 @@ from rollouts_core.stages.rl import (
     backend_for,
     buffer_of,
     manager_for,
-    policy_of,
     recipe_for,
     reference_for,
     settings_of,
 )
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.steps import first_policy
 from rollouts_core.stages.work import Session, StageLog, Work, open_session
 from rollouts_core.store.store import Store
 from rollouts_core.training.models import seed_torch
@@ -63,7 +63,7 @@ def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator
         work = _work(segment, store, scratch, device, session)
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
-        model = policy_of(work, spec, tokenizer)
+        model = first_policy(work, spec, tokenizer)
         recipe = recipe_for(segment)
         backend = backend_for(model, spec, recipe)
         reference = reference_for(work, spec, tokenizer)
@@ -89,7 +89,7 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         work = _work(segment, store, out, device, session)
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
-        model = policy_of(work, spec, tokenizer)
+        model = first_policy(work, spec, tokenizer)
         engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
         make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(work, spec), None)
         with generating(lambda: EmbeddedEngine(engine), make_manager, same_thread=True) as rollouts:

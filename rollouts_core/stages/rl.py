@@ -33,6 +33,7 @@ from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.steps import first_policy, untrained_policy
 from rollouts_core.stages.work import Work
 from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe, recipe_of
@@ -43,7 +44,6 @@ from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import (
     check_context,
     check_teacher,
-    initial_policy,
     load_hf_model,
     save_policy,
     seed_torch,
@@ -141,7 +141,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     """A trainer with the policy's weights and everything else at its beginning."""
     seed_torch(spec.seed, "rl")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    model = policy_of(work, spec, tokenizer)
+    model = first_policy(work, spec, tokenizer)
     buffer = buffer_of(work, spec)
     check_room(buffer.prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
     check_vocabulary([prompt.tokens for prompt in buffer.prompts], model.config.vocab_size)
@@ -214,13 +214,6 @@ def extras_of(training: RLConfig) -> Extras:
     )
 
 
-def policy_of(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
-    """The model that the segment begins with."""
-    if "policy" in work.inputs:
-        return load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)
-    return _initial(work, spec, tokenizer)
-
-
 def manager_for(
     work: Work,
     spec: RLSpec,
@@ -254,15 +247,9 @@ def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
     elif "reference" in work.inputs:
         frozen = load_hf_model(str(work.inputs["reference"] / "policy"), spec.dtype, work.device)
     else:
-        frozen = _initial(work, spec, tokenizer)
+        frozen = untrained_policy(work, spec, tokenizer)
     policy = Policy(frozen.requires_grad_(False), spec.training.temperature).eval()
     return reference_model(partial(score_batch, policy))
-
-
-def _initial(work: Work, spec: RLSpec, tokenizer: Any) -> Any:
-    assert spec.model is not None, "the planner names the model where no artifact holds the policy"
-    external = work.stage.external.get("model")
-    return initial_policy(spec.model, external, tokenizer, spec.max_length, spec.seed, work.device)
 
 
 def settings_of(spec: RLSpec, recipe: Recipe) -> RLTrainingConfig:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rollouts_core.config import (
     BackendConfig,
+    DPOConfig,
     Dtype,
     EngineConfig,
     EvaluationConfig,
@@ -36,7 +37,7 @@ class TokenizeSpec:
 
     tokenizer: TokenizerSpec
     sources: dict[str, Source]
-    """By role: demonstrations, prompts, heldout; those of a mixture numbered from 1: prompts-1."""
+    """By role: demonstrations, preferences, prompts, heldout; those of a mixture numbered from 1: prompts-1."""
     max_length: int
     overlong: Overlong
     learnt_roles: tuple[Role, ...]
@@ -58,6 +59,18 @@ class SFTSpec:
     training: SFTConfig
     backend: BackendConfig
     seed: int
+    max_length: int
+    weights: tuple[float, ...]
+    """Of the sources of a mixture; empty without one."""
+
+
+@part
+class DPOSpec:
+    model: Model | None = Field(description="The model DPO begins with, where no artifact holds the policy.")
+    training: DPOConfig
+    backend: BackendConfig
+    seed: int
+    dtype: Dtype
     max_length: int
     weights: tuple[float, ...]
     """Of the sources of a mixture; empty without one."""
@@ -91,4 +104,4 @@ class EvaluateSpec:
     max_length: int
 
 
-Spec = TokenizeSpec | TokenizePartSpec | SFTSpec | RLSpec | EvaluateSpec
+Spec = TokenizeSpec | TokenizePartSpec | SFTSpec | DPOSpec | RLSpec | EvaluateSpec

@@ -7,24 +7,25 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from rollouts_core.stages.specs import EvaluateSpec, RLSpec, SFTSpec, Spec, TokenizePartSpec, TokenizeSpec
+from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, Spec, TokenizePartSpec, TokenizeSpec
 from rollouts_core.store.identity import External
 from rollouts_core.store.keys import canonical, key_of
 from rollouts_core.store.manifest import ArtifactId
 
-Kind = Literal["tokenizer", "tokenize_part", "tokenize", "sft", "rl", "evaluate"]
+Kind = Literal["tokenizer", "tokenize_part", "tokenize", "sft", "dpo", "rl", "evaluate"]
 
 SPECS: Mapping[Kind, type[Spec]] = {
     "tokenizer": TokenizeSpec,
     "tokenize_part": TokenizePartSpec,
     "tokenize": TokenizeSpec,
     "sft": SFTSpec,
+    "dpo": DPOSpec,
     "rl": RLSpec,
     "evaluate": EvaluateSpec,
 }
 
 VERSIONS: Mapping[Kind, int] = {
-    "tokenizer": 4, "tokenize_part": 4, "tokenize": 4, "sft": 3, "rl": 4, "evaluate": 1,
+    "tokenizer": 4, "tokenize_part": 4, "tokenize": 4, "sft": 3, "dpo": 1, "rl": 4, "evaluate": 1,
 }  # fmt: skip
 """Bump one when the meaning of that stage's output changes; its artifacts are then made again."""
 

@@ -15,7 +15,12 @@ from typing import Any
 
 from rollouts_core.data.sources import MAX_PROBLEMS, RowShard, row_shards
 from rollouts_core.data.tokenized import count_rows, write_table
-from rollouts_core.data.tokenizing import collecting_seldom, tokenize_examples, tokenize_prompts
+from rollouts_core.data.tokenizing import (
+    collecting_seldom,
+    tokenize_examples,
+    tokenize_preferences,
+    tokenize_prompts,
+)
 from rollouts_core.errors import BadInput
 from rollouts_core.stages import tokenizer as tokenizer_stage
 from rollouts_core.stages.parts import parts_of
@@ -91,6 +96,8 @@ def _made(work: Work, spec: TokenizeSpec, role: str, shard: RowShard, tokenizer:
     try:
         if role.startswith("demonstrations"):
             table = tokenize_examples(shard.rows, tokenizer, spec.max_length, spec.overlong, spec.learnt_roles)
+        elif role.startswith("preferences"):
+            table = tokenize_preferences(shard.rows, tokenizer, spec.max_length, spec.overlong)
         else:
             table = tokenize_prompts(shard.rows, tokenizer, spec.max_length - 1, spec.overlong)
     except BadInput as error:

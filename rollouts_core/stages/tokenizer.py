@@ -10,7 +10,7 @@ from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.work import Work
 
-LEARNT_FROM = ("demonstrations", "prompts")
+LEARNT_FROM = ("demonstrations", "preferences", "prompts")
 """A tokenizer is made from these; the held-out rows stay unseen."""
 
 
@@ -64,3 +64,5 @@ def _texts(work: Work, spec: TokenizeSpec, problems: list[str]) -> Iterator[str]
 def _texts_of(row: Row) -> Iterator[str]:
     yield from (message.content for message in row.messages)
     yield from row.plain
+    if row.rejected is not None:
+        yield from _texts_of(row.rejected)

@@ -23,6 +23,7 @@ Cause = Literal["field", "input", "external", "version", "first", "elsewhere"]
 CONFIG_NAMES: Mapping[Kind, Mapping[str, str]] = {
     "tokenize": {"sources.": "data.", "tokenizer.": "model.tokenizer.", "max_length": "data.max_length"},
     "sft": {"training.": "sft.", "max_length": "data.max_length"},
+    "dpo": {"training.": "dpo.", "max_length": "data.max_length", "dtype": "model.dtype"},
     "rl": {
         "training.": "rl.",
         "max_length": "data.max_length",

@@ -5,6 +5,7 @@
     LossFunction      (scores, batch) -> loss and metrics; the backend does not know the algorithm
     TrainFuture[T]    a result that may still be under way
     TrainingBackend   forward_backward, score, optim_step, get_weights, load_weights, save, load
+    TrainStep         what a step of SFT or DPO leaves behind
 
 Legend: N tokens of the row, M learnt tokens, S sequences.
 """
@@ -16,6 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.training.packed import Span
 
 T_co = TypeVar("T_co", covariant=True)
@@ -146,3 +148,23 @@ class TrainingBackend(Protocol):
 
     def load(self, directory: Path) -> None:
         """Take up what `save` wrote."""
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """What one step leaves behind."""
+
+    step: int
+    """Counted from 1."""
+    metrics: Metrics
+
+
+def optimizer_step(
+    backend: TrainingBackend, passes: Sequence[TrainBatch], timer: PhaseTimer
+) -> tuple[Metrics, Metrics]:
+    """One optimizer step over so many passes: their combined metrics, and the optimizer's."""
+    with timer.phase("forward_backward"):
+        futures = [backend.forward_backward(batch) for batch in passes]
+        summed = combined([future.result() for future in futures])
+    with timer.phase("optim"):
+        return summed, backend.optim_step().result()

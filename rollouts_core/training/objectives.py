@@ -1,6 +1,6 @@
 """What a backend minimises: losses of `losses.py` on a pass's scores, with the metrics of the pass.
 
-Legend: M learnt tokens.
+Legend: M learnt tokens, S sequences, P pairs.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ from rollouts_core.training.losses import (
     Correction,
     Estimator,
     aggregate,
+    by_sequence,
+    dpo_loss,
     importance_weights,
     kl_divergence,
     value_loss,
@@ -27,6 +29,38 @@ def create_cross_entropy_loss() -> LossFunction:
         return total / batch.normalizer, {"loss_sum": total.item(), "tokens_sum": float(len(batch.targets_M))}
 
     return cross_entropy
+
+
+def create_dpo_loss(beta: float) -> LossFunction:
+    """`dpo_loss`, a mean over the pairs of the optimizer step.
+
+    Of the batch's sequences, 2k and 2k + 1 are the chosen and the rejected answer of a pair. beta times an answer's
+    log-ratio is its implicit reward (arXiv 2305.18290, eq. 5, without the prompt's constant).
+    """
+
+    def preference(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+        assert batch.reference_logprobs_M is not None, "preferences carry the reference's log-probabilities"
+        logprobs_S, reference_S = (
+            by_sequence(values_M, batch.sequence_M, batch.sequences)
+            for values_M in (scores.logprobs_M, batch.reference_logprobs_M)
+        )
+        chosen_P, rejected_P = logprobs_S[::2], logprobs_S[1::2]
+        losses_P = dpo_loss(chosen_P, rejected_P, reference_S[::2], reference_S[1::2], beta)
+        rewards_S = beta * (logprobs_S - reference_S).detach()
+        margins_P = rewards_S[::2] - rewards_S[1::2]
+        metrics = {
+            "loss_sum": losses_P.sum().item(),
+            "pairs_sum": float(len(losses_P)),
+            "rewards/chosen_sum": rewards_S[::2].sum().item(),
+            "rewards/rejected_sum": rewards_S[1::2].sum().item(),
+            "rewards/margins_sum": margins_P.sum().item(),
+            "rewards/accuracies_sum": (margins_P > 0).sum().item(),
+            "logps/chosen_sum": chosen_P.sum().item(),
+            "logps/rejected_sum": rejected_P.sum().item(),
+        }
+        return losses_P.sum() / batch.normalizer, metrics
+
+    return preference
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ Decision: a schedule is a function of the step alone, so there is no scheduler w
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
-Schedule = Literal["cosine", "linear", "constant", "stable_then_decay"]
+from rollouts_core.config import Schedule
+
 Rate = Callable[[int], float]
 """The factor on the peak learning rate at optimizer step `step`, counted from 0."""
 DECAY_SHARE = 0.2

@@ -12,7 +12,7 @@ from rollouts_core.data.collate import learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
 from rollouts_core.observe.timing import PhaseTimer
-from rollouts_core.training.backend import Metrics, TrainingBackend, combined
+from rollouts_core.training.backend import TrainingBackend, TrainStep, optimizer_step
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,13 @@ class SFTTrainingConfig:
     """Of the sources of a mixture."""
 
 
-@dataclass(frozen=True)
-class SFTStep:
-    step: int
-    """Counted from 1."""
-    metrics: Metrics
-
-
 def run_sft_training(
     backend: TrainingBackend,
     samples: Sequence[Example],
     config: SFTTrainingConfig,
     start: int = 0,
     sizes: Sequence[int] = (),
-) -> Iterator[SFTStep]:
+) -> Iterator[TrainStep]:
     """Steps `start` + 1 to `num_steps`, one at a time: the caller logs, saves and decides when to go on.
 
     `sizes` are of the sources of a mixture, which follow one another in `samples`. Raises `NonFiniteGradient` as the
@@ -52,15 +45,9 @@ def run_sft_training(
             lengths = [len(sample.tokens) for sample in batch]
             passes = best_fit(lengths, min(config.tokens_per_pass, -(-sum(lengths) // backend.parallel_passes)))
             normalizer = float(max(1, learnt_tokens(batch)))
-        with timer.phase("forward_backward"):
-            futures = [
-                backend.forward_backward(pack_batch([batch[index] for index in chosen], normalizer))
-                for chosen in passes
-            ]
-            summed = combined([future.result() for future in futures])
-        with timer.phase("optim"):
-            optimizer_metrics = backend.optim_step().result()
-        yield SFTStep(
+            packed = [pack_batch([batch[index] for index in chosen], normalizer) for chosen in passes]
+        summed, optimizer_metrics = optimizer_step(backend, packed, timer)
+        yield TrainStep(
             step,
             {
                 "loss": summed["loss_sum"] / max(1.0, summed["tokens_sum"]),

@@ -19,11 +19,12 @@ from rollouts_core.stages.plan import plan
 
 PLACES = {
     "PipelineConfig": "", "ScratchModel": "model", "PretrainedModel": "model", "DataConfig": "data",
-    "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "RLConfig": "rl",
+    "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "DPOConfig": "dpo", "RLConfig": "rl",
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
     "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
-    "LoRAConfig": "backend.lora", "Parquet": "data.prompts", "Arrow": "data.prompts", "Mixture": "data.demonstrations",
-    "Weighted": "data.demonstrations.sources.0", "TokenizationConfig": "data.tokenization",
+    "LoRAConfig": "backend.lora", "Parquet": "data.prompts", "Arrow": "data.preferences",
+    "Mixture": "data.demonstrations", "Weighted": "data.demonstrations.sources.0",
+    "TokenizationConfig": "data.tokenization",
     **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
 }  # fmt: skip
 """Where in the config a part stands."""
@@ -44,6 +45,10 @@ CHANGES: dict[str, Any] = {
     "SFTConfig.learning_rate": 0.5, "SFTConfig.warmup_steps": 3, "SFTConfig.schedule": "linear",
     "SFTConfig.weight_decay": 0.5, "SFTConfig.max_grad_norm": 0.5, "SFTConfig.log_every": 3,
     "SFTConfig.checkpoint_every": 3,
+    "DPOConfig.steps": 100, "DPOConfig.batch_size": 4, "DPOConfig.beta": 0.3, "DPOConfig.tokens_per_pass": 200,
+    "DPOConfig.optimizer": "muon", "DPOConfig.learning_rate": 0.5, "DPOConfig.warmup_steps": 3,
+    "DPOConfig.schedule": "cosine", "DPOConfig.weight_decay": 0.5, "DPOConfig.max_grad_norm": 0.5,
+    "DPOConfig.log_every": 3, "DPOConfig.checkpoint_every": 3,
     "RLConfig.steps": 6, "RLConfig.steps_per_segment": 1, "RLConfig.batch_size": 2,
     "RLConfig.n_samples_per_prompt": 2, "RLConfig.minibatches": 2, "RLConfig.learning_rate": 0.5,
     "RLConfig.warmup_steps": 3, "RLConfig.weight_decay": 0.5, "RLConfig.max_grad_norm": 0.5,
@@ -120,11 +125,14 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
         if part == "HubDataset":
             file = data["data"]["heldout"]["path"]
             data["data"]["heldout"] = {"kind": "dataset", "name": "json", "data_files": [file]}
-        if part in ("Parquet", "Arrow"):
-            data["data"]["prompts"]["kind"] = part.lower()
+        if part == "Parquet":
+            data["data"]["prompts"]["kind"] = "parquet"
         if part in ("Mixture", "Weighted"):
             sources = [{"source": data["data"][role]} for role in ("demonstrations", "prompts")]
             data["data"]["demonstrations"] = {"kind": "mixture", "sources": sources}
+        if part in ("DPOConfig", "Arrow"):
+            data["dpo"] = {}
+            data["data"]["preferences"] = data["data"]["prompts"] | {"kind": "arrow"}
         if part == "MachineConfig":
             data["machine"] = {"kind": "ssh"}
         if part == "EngineConfig":

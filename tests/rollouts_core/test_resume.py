@@ -1,5 +1,6 @@
 """Stages killed anywhere, any number of times: the same bits, no prompt twice or skipped, no rollout made twice."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +123,19 @@ def config(small_config: dict[str, Any]) -> dict[str, Any]:
     return small_config
 
 
+@pytest.fixture
+def preferring(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """With DPO instead of RL: right sums above wrong ones."""
+    rows = [
+        {"prompt": f"{a}+{b}=", "chosen": f"{a + b:02d}", "rejected": f"{a}{b}"} for a in range(1, 9) for b in (3, 5)
+    ]
+    (tmp_path / "preferences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config["data"]["preferences"] = {"kind": "jsonl", "path": str(tmp_path / "preferences.jsonl")}
+    config["dpo"] = {"steps": 12, "batch_size": 4, "learning_rate": 0.001, "checkpoint_every": 4, "log_every": 1}
+    config["rl"] = None
+    return config
+
+
 def copied(store: LocalStore, stages: list[Stage], target: Path) -> LocalStore:
     """A store that holds only these artifacts, by links."""
     copy = LocalStore(target)
@@ -171,6 +185,24 @@ def test_sft_killed_anywhere_ends_with_the_same_bits(
     store = copied(whole, [stages.tokenize], tmp_path_factory.mktemp("killed"))
     make_through_kills(stages.sft, store, kills)
     assert content(store, stages.sft) == content(whole, stages.sft)
+
+
+@pytest.mark.parametrize("kills", [[1], [3, 9, 14], [10, 20]])
+def test_dpo_killed_anywhere_ends_with_the_same_bits(
+    preferring: dict[str, Any],
+    undisturbed: Callable[[dict[str, Any]], tuple[Plan, LocalStore]],
+    tmp_path_factory: pytest.TempPathFactory,
+    kills: list[int],
+) -> None:
+    """A policy resumed in the middle is still compared with the one that DPO began with."""
+    stages, whole = undisturbed(preferring)
+    assert stages.sft is not None and stages.dpo is not None
+    store = copied(whole, [stages.tokenize, stages.sft], tmp_path_factory.mktemp("killed"))
+    make_through_kills(stages.dpo, store, kills)
+    assert content(store, stages.dpo) == content(whole, stages.dpo)
+    metrics = read_jsonl(store.open(stages.dpo.artifact) / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, 13))
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
 
 
 @pytest.mark.parametrize("shard", [1, 4, 9, 15])

@@ -102,6 +102,21 @@ def test_every_templates_learnt_text_is_what_the_assistant_says(what: str) -> No
     assert checked >= {"tools": 30}.get(what, 60)
 
 
+@pytest.mark.parametrize("what", ["two turns", "thoughts"])
+def test_behind_what_is_given_only_the_last_turn_is_learnt(what: str) -> None:
+    """As it is where everything is learnt; marks may hold what the model is primed with as well."""
+    for name in templates():
+        chat = chat_format(tokenizer_with(templates()[name]))
+        texts = rendered(name, what)
+        if texts is None:
+            continue
+        (text,) = render_conversation(chat, CONVERSATIONS[what], given=3)
+        learnt = [text.text[start:end] for start, end in text.spans]
+        every = [texts[0].text[start:end] for start, end in texts[0].spans]
+        assert "".join(every).endswith("".join(learnt)), name
+        assert "".join(learnt).count("BBB") == 1 and "AAA" not in "".join(learnt), name
+
+
 def words_of(turn: Message) -> list[str]:
     return [turn.content] if turn.content else ["XXX"]
 

@@ -1,0 +1,13 @@
+"""dpo: direct preference optimization, from the policy before it; None is the pretrained model."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.jobs import MachineSession
+from rollouts_core.stages.stage import Stage
+from tasks.making import JOB_TASK, ArtifactRef, make
+
+
+@task(name="dpo", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+def dpo(stage: Stage, policy: ArtifactRef | None, machine: MachineSession) -> ArtifactRef:
+    return make(stage, [stage], machine, policy)
