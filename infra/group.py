@@ -1,136 +1,149 @@
-"""One job over several machines: the same command on each, one rendezvous, all or none.
+"""One training over several machines: the job that makes the stages on one, a job of ranks on each of the others.
 
-Decision: a group is as many jobs as machines. Nothing new watches over them: each has its runner, and whoever follows
-the group ends all of them when one ends badly, when one's machine is gone, or when it is no longer wanted.
+Decision: a group is as many jobs as machines. Nothing new watches over them: each has its runner, ranks end when their
+connection to rank 0 does, and whoever follows the first job looks after the others and ends all when one is gone.
 
-The rendezvous is torchrun's, on a port of the first machine that the others reach by its `address`. It is the one thing
-that does not stay on a loopback: it carries no secret, and belongs on a network of the machines' own.
+The ranks meet on a port of the first machine that the others reach by its `address`, and talk to each other over that
+network. It is the one thing that does not stay on a loopback: it carries no secret, and belongs on a network of the
+machines' own.
 """
 
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from infra.errors import JobFailed, MachineError
-from infra.follow import Lines
-from infra.machine import Job, Machine, Offsets, Watched
+from infra.follow import Lines, LogLine
+from infra.machine import Job, JobStatus, Offsets
 from infra.ssh_machine import SSHMachine
+from rollouts_core.stages.ranks import ENDED_BY, Group
 
-LOOK_SECONDS = 0.1
 QUEUE_SECONDS = 2.0
+LOOK_SECONDS = 2.0
+AWAY_SECONDS = 600.0
+"""A machine that has not answered for so long, while the first one does, is taken to be gone."""
+END_SECONDS = 15.0
+"""How long the ranks of one machine may take to notice that those of another are gone."""
+UNDECIDED = ("running", "unreachable")
 LAST_LINES = 15
+PORTS = range(20000, 32000)
+"""Below those that systems give to outgoing connections."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """One machine of a group, with its place in it."""
-
-    rank: int
-    machine: Machine
-    job: Job
-
-
-@dataclass(frozen=True)
-class MemberLine:
-    """A line that one machine's part has printed."""
-
-    machine: str
-    text: str
-
-
-def claim_all(machines: Sequence[SSHMachine], deadline: float) -> Iterator[str]:
+def claim_all(machines: Sequence[SSHMachine], jobs: Sequence[str], deadline: float) -> Iterator[str]:
     """Lease all machines, or none: what was had is given back while one is waited for, so no two groups can block each
-    other. Yields why it waits. Raises `MachineError` after `deadline` seconds.
+    other. Where one of the jobs, or its ranks, run, that lease is joined. Yields why it waits. Raises `MachineError`
+    after `deadline` seconds.
     """
     end, said = time.monotonic() + deadline, ""
-    while reason := _try_all(machines):
+    while reason := _try_all(machines, [*jobs, *map(ranks_of, jobs)]):
         if time.monotonic() > end:
-            raise MachineError(f"{reason}; waited {deadline / 3600:g} hours")
+            raise MachineError(f"{reason}; waited {deadline / 3600:g} hours (machine.wait_hours)")
         if reason != said:
             yield reason
             said = reason
         time.sleep(QUEUE_SECONDS)
 
 
-def group_jobs(
-    name: str, module: str, machines: Sequence[SSHMachine], port: int, processes: int, limits: Mapping[str, float]
-) -> list[Member]:
-    """A job for each machine: torchrun of `module` with `processes` per machine, meeting at a port of the first.
-
-    The module is given the job's directory. `limits`: time_limit, unattended_limit and stall_limit, in seconds.
-    """
-    members = []
-    first = machines[0].remote.host
-    for rank, machine in enumerate(machines):
-        command = (
-            machine.python, "-m", "torch.distributed.run",
-            f"--nnodes={len(machines)}", f"--node-rank={rank}", f"--nproc-per-node={processes}",
-            f"--master-addr={first.address or first.host}", f"--master-port={port}", "--max-restarts=0",
-            "-m", module, "{directory}",
-        )  # fmt: skip
-        spec: dict[str, Any] = {"rank": rank, "machines": [machine.name for machine in machines]}
-        members.append(Member(rank, machine, Job(f"{name}-{rank}", command, spec, **limits)))
-    return members
+def meeting(first: SSHMachine, peers: Sequence[SSHMachine], processes: int) -> dict[str, object]:
+    """The group as the first machine's job is told of it: `group_of` reads it there."""
+    host = first.remote.host
+    return asdict(Group(processes, 1 + len(peers), 0, host.address or host.host, secrets.choice(PORTS)))
 
 
-def run_group(members: Sequence[Member], patience: float) -> Iterator[MemberLine]:
-    """Start all members, or none; yields what they print until all have ended well.
-
-    `patience`: seconds that a machine may not answer. Raises `JobFailed` naming the machine whose part failed first.
-    Whatever ends this, nothing of the group is left running on a machine that answers.
-    """
-    seen = {member.rank: Offsets() for member in members}
-    try:
-        for member in members:
-            member.machine.start(member.job)
-            seen[member.rank] = member.machine.attempt(member.job.name)
-        yield from _followed(members, seen, patience)
-    finally:
-        for member in members:
-            with suppress(MachineError):
-                member.machine.cancel(member.job.name)
+def ranks_of(job: str) -> str:
+    """The name of the jobs of ranks that belong to a job."""
+    return f"{job}-ranks"
 
 
-def _try_all(machines: Sequence[SSHMachine]) -> str:
+def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
+    """What runs on each of the others; `job` is told of the group."""
+    return [
+        replace(
+            job,
+            name=ranks_of(job.name),
+            command=(peer.python, *job.command[1:]),
+            spec={"stages": [], "device": job.spec["device"], "group": {**job.spec["group"], "node": node}},
+        )
+        for node, peer in enumerate(peers, 1)
+    ]
+
+
+@dataclass
+class PeerWatch:
+    """Looks now and then how the ranks on the others are."""
+
+    peers: Sequence[SSHMachine]
+    job: str
+    """That of the ranks."""
+    _seen: dict[str, Offsets] = field(default_factory=dict)
+    _lines: dict[str, Lines] = field(default_factory=dict)
+    _last: dict[str, list[str]] = field(default_factory=dict)
+    _heard: dict[str, float] = field(default_factory=dict)
+    _looked: float = 0.0
+
+    def look(self, now: bool = False) -> Iterator[LogLine]:
+        """What they have printed. Raises `JobFailed` naming the machine whose ranks are gone."""
+        if not now and time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        for peer in self.peers:
+            yield from self._look(peer)
+
+    def blame(self) -> Iterator[LogLine]:
+        """Once the first machine's job has failed: as `look`, when the ranks' jobs have had time to end."""
+        end = time.monotonic() + END_SECONDS
+        while waiting := [status for peer in self.peers if (status := self._status(peer)).state in UNDECIDED]:
+            if time.monotonic() > end:
+                break
+            time.sleep(LOOK_SECONDS / 10)
+        yield from self.look(now=True)
+        for status in waiting:
+            if status.state == "unreachable":
+                yield from _fail(status.message, [])
+
+    def _look(self, peer: SSHMachine) -> Iterator[LogLine]:
+        at = self._seen.setdefault(peer.name, peer.attempt(self.job))
+        lines, last = self._lines.setdefault(peer.name, Lines()), self._last.setdefault(peer.name, [])
+        heard = self._heard.setdefault(peer.name, time.monotonic())
+        watched = peer.watch(self.job, at, 0.0)
+        if watched.status.state == "unreachable":
+            if time.monotonic() - heard > AWAY_SECONDS:
+                yield from _fail(watched.status.message, last)
+            return
+        self._heard[peer.name] = time.monotonic()
+        self._seen[peer.name] = Offsets(at.log + len(watched.log), at.metrics)
+        for line in lines.take(watched.log):
+            last[:] = [*last, line][-LAST_LINES:]
+            yield LogLine(f"{peer.name}: {line}")
+        if how := _gone(watched.status):
+            yield from _fail(f"{peer.name}: {how}", last)
+
+    def _status(self, peer: SSHMachine) -> JobStatus:
+        return peer.watch(self.job, self._seen.get(peer.name, Offsets()), 0.0).status
+
+
+def _fail(what: str, last: Sequence[str]) -> Iterator[LogLine]:
+    """Said at once, for a retry may mend it and nobody see the error."""
+    message = f"{what}; the group has been ended"
+    yield LogLine(message)
+    raise JobFailed(message, tuple(last), mendable=True)
+
+
+def _gone(status: JobStatus) -> str:
+    """How ranks were lost, those apart that ended because others had; empty where they were not."""
+    if status.state in ("lost", "absent"):
+        return "its ranks were killed"
+    if status.state == "finished" and status.reason != "exited":
+        return f"its ranks were ended ({status.reason})"
+    return status.message if ENDED_BY in status.message else ""
+
+
+def _try_all(machines: Sequence[SSHMachine], jobs: Sequence[str]) -> str:
     for number, machine in enumerate(machines):
-        if reason := machine.try_claim([]):
+        if reason := machine.try_claim(jobs):
             for had in machines[:number]:
                 had.unclaim()
             return reason
     return ""
-
-
-def _followed(members: Sequence[Member], seen: dict[int, Offsets], patience: float) -> Iterator[MemberLine]:
-    running = {member.rank: member for member in members}
-    lines = {member.rank: Lines() for member in members}
-    last: dict[int, list[str]] = {member.rank: [] for member in members}
-    heard = dict.fromkeys(running, time.monotonic())
-    while running:
-        for rank, member in list(running.items()):
-            watched = member.machine.watch(member.job.name, seen[rank], LOOK_SECONDS)
-            if watched.status.state == "unreachable":
-                if time.monotonic() - heard[rank] > patience:
-                    raise JobFailed(
-                        f"{member.machine.name}: {watched.status.message}: the group has been ended", (), True
-                    )
-                continue
-            heard[rank] = time.monotonic()
-            seen[rank] = replace(seen[rank], log=seen[rank].log + len(watched.log))
-            for line in lines[rank].take(watched.log):
-                last[rank] = [*last[rank], line][-LAST_LINES:]
-                yield MemberLine(member.machine.name, line)
-            if watched.status.state != "running" and not watched.log:
-                del running[rank]
-                _refuse_failure(member, watched, last[rank])
-
-
-def _refuse_failure(member: Member, watched: Watched, last: Sequence[str]) -> None:
-    status = watched.status
-    if status.state == "finished" and status.reason == "exited" and status.exit_status == 0:
-        return
-    how = "was killed" if status.state == "lost" else f"ended ({status.reason}, exit status {status.exit_status})"
-    raise JobFailed(
-        f"{member.machine.name}: its part of the group {how}; the others have been ended", tuple(last), True
-    )

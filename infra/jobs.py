@@ -15,12 +15,15 @@ from typing import Any
 
 from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.follow import Lines, LogLine, watching
+from infra.group import PeerWatch, meeting, peer_jobs, ranks_of
 from infra.machine import Job, JobStatus, Machine, Offsets
 from infra.provider import Provider
+from infra.ssh_machine import SSHMachine
 from rollouts_core.config import MachineConfig
 from rollouts_core.errors import StoreUnavailable
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_TRY_AGAIN
+from rollouts_core.stages.ranks import processes_of
 from rollouts_core.stages.stage import Stage, stage_to_data
 from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
@@ -95,6 +98,10 @@ class MachineSession:
     """Whom the machine is rented from."""
     services: dict[str, Job] = field(default_factory=dict)
     """Jobs that others need beside them while they run, by the name of those."""
+    peers: tuple[SSHMachine, ...] = ()
+    """Machines whose ranks train along with the machine's."""
+    watches: dict[str, PeerWatch] = field(default_factory=dict)
+    """Who looks after the peers' ranks, by the name of the job that they belong to."""
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether the artifact is in the store here or on the machine."""
@@ -133,6 +140,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             running = seen.status.state == "running"
             there = look.has(stage.artifact, now=not running)
             yield from _output_of(stage, cursor, seen.log, seen.metrics)
+            if running and job.name in session.watches:
+                yield from session.watches[job.name].look()
             if there:
                 yield from _rest_of(stage, job.name, machine, cursor)
                 ended = True
@@ -140,6 +149,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             if not running and not seen.log and not seen.metrics:
                 ended = True
                 del session.cursors[job.name]
+                if job.name in session.watches:
+                    yield from session.watches[job.name].blame()
                 raise _failure(stage, seen.status, cursor)
             if time.monotonic() > end:
                 raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
@@ -150,6 +161,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     finally:
         if not ended:
             end_job(job.name, machine)
+        if not ended or job.name not in session.cursors:
+            end_ranks(job.name, session.peers)
 
 
 def end_job(job: str, machine: Machine) -> None:
@@ -160,6 +173,12 @@ def end_job(job: str, machine: Machine) -> None:
         logger.warning("%s: job %s may run on there; `rollouts cancel` ends it when the machine is back", error, job)
 
 
+def end_ranks(job: str, peers: Sequence[Machine]) -> None:
+    """End what of a job runs on its peers."""
+    for peer in peers:
+        end_job(ranks_of(job), peer)
+
+
 def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterator[LogLine]:
     """Start the job unless it runs, after sending what it needs."""
     machine = session.machine
@@ -167,10 +186,15 @@ def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterat
         if job.name not in session.cursors:
             yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
     else:
+        end_ranks(job.name, session.peers)
         yield from map(LogLine, machine.supply(todo))
     if service := session.services.get(job.name):
         yield from map(LogLine, start_leased(service, machine, [job.name]))
     yield from map(LogLine, start_leased(job, machine, [job.name]))
+    if "group" in job.spec:
+        for peer, ranks in zip(session.peers, peer_jobs(job, session.peers), strict=True):
+            yield from map(LogLine, start_leased(ranks, peer, [ranks.name]))
+        session.watches[job.name] = PeerWatch(session.peers, ranks_of(job.name))
 
 
 def start_leased(job: Job, machine: Machine, jobs: Sequence[str]) -> Iterator[str]:
@@ -202,6 +226,9 @@ def stage_job(chain: Sequence[Stage], session: MachineSession, found: Collection
         "store": machine.places,
         "device": session.settings.device,
     }
+    if session.peers and (processes := max(map(processes_of, chain))) > 1:
+        assert isinstance(machine, SSHMachine), "peers are of a machine of the inventory"
+        spec["group"] = meeting(machine, session.peers, processes)
     return Job(
         name=job_name(chain),
         command=(machine.python, "-m", "rollouts_core.stages.job", "{directory}"),

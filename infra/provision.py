@@ -12,12 +12,13 @@ import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.check import refuse_unfit
 from infra.errors import MachineError, Unreachable
+from infra.group import claim_all
 from infra.inventory import Host, find_host, load_inventory
-from infra.jobs import MachineSession, end_job, job_name
+from infra.jobs import MachineSession, end_job, end_ranks, job_name
 from infra.local import LocalMachine
 from infra.machine import Machine
 from infra.needs import fitting_hosts, passed_variables, wanted_gpus
@@ -57,13 +58,15 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     provider: Provider | None = SkyPilot() if settings.kind == "sky" else None
     name = f"{RENTED}{plan.stages[-1].key[:12]}"
     machine: SSHMachine | None = None
+    peers: tuple[SSHMachine, ...] = ()
     try:
         if provider is not None:
             yield f"renting {name} ({settings.accelerator or 'no GPU'})"
             candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
         else:
             candidates = fitting_hosts(settings)
-        for said in _claimed(candidates, settings, plan, store, who):
+        peers = tuple(_reach_peers(settings, store, who))
+        for said in _claimed(candidates, settings, plan, store, who, peers):
             if isinstance(said, SSHMachine):
                 machine = said
             else:
@@ -71,11 +74,11 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
         assert machine is not None, "a claim that fails raises"
         discard_refreshed(machine, plan, run)
     except BaseException:
-        if machine is not None:
-            machine.release()
+        for had in (*peers, *([machine] if machine else [])):
+            had.release()
         _give_back(provider, name)
         raise
-    yield MachineSession(machine, store, settings, run, provider=provider)
+    yield MachineSession(machine, store, settings, run, provider=provider, peers=peers)
 
 
 def release_machine(session: MachineSession) -> None:
@@ -83,7 +86,10 @@ def release_machine(session: MachineSession) -> None:
     try:
         for job in [*session.cursors, *(service.name for service in session.services.values())]:
             end_job(job, session.machine)
+            end_ranks(job, session.peers)
     finally:
+        for peer in session.peers:
+            peer.release()
         in_use = session.machine.release()
         if not in_use:
             _give_back(session.provider, session.machine.name)
@@ -128,9 +134,14 @@ class _Candidate:
 
 
 def _claimed(
-    hosts: Mapping[str, Host], settings: MachineConfig, plan: Plan, store: Store, who: str
+    hosts: Mapping[str, Host],
+    settings: MachineConfig,
+    plan: Plan,
+    store: Store,
+    who: str,
+    peers: Sequence[SSHMachine],
 ) -> Iterator[str | SSHMachine]:
-    """Reach the hosts and claim one; yields what is waited for, then the machine."""
+    """Reach the hosts and claim one, with its peers; yields what is waited for, then the machine."""
     jobs = [job_name(chain) for chain in plan.chains]
     reached: list[_Candidate] = []
     problems: list[Exception] = []
@@ -158,12 +169,30 @@ def _claimed(
             candidate.remote.close()
     machine = SSHMachine(chosen.remote, store, settings, who)
     try:
-        if chosen.missing:
+        if chosen.missing and peers:
+            yield from claim_all([machine, *peers], jobs, settings.wait_hours * 3600)
+        elif chosen.missing:
             yield from machine.claim(jobs)
     except BaseException:
         machine.release()
         raise
     yield machine
+
+
+def _reach_peers(settings: MachineConfig, store: Store, who: str) -> list[SSHMachine]:
+    """All of them, or none. Raises `BadInput` or `MachineError` as reaching a machine does."""
+    reached: list[SSHMachine] = []
+    try:
+        for name in settings.peers:
+            (host,) = fitting_hosts(replace(settings, name=name, peers=())).values()
+            remote = Remote(name, host, settings.unreachable_limit_hours * 3600).open()
+            reached.append(SSHMachine(remote, store, settings, who))
+            refuse_unfit(name, remote.call("facts"))
+    except BaseException:
+        for peer in reached:
+            peer.release()
+        raise
+    return reached
 
 
 def _is_free(candidate: _Candidate, settings: MachineConfig) -> bool:

@@ -403,6 +403,10 @@ class MachineConfig:
     name: Operational[str | None] = Field(
         default=None, description="A machine of the inventory; null: the first free one that fits."
     )
+    peers: Operational[tuple[str, ...]] = Field(
+        default=(),
+        description="Further machines of the inventory, which train along with the one named; leased all or none.",
+    )
     gpus: Operational[int | None] = Field(
         default=None, ge=0, description="GPUs to lease; null: one, where the machine has any."
     )
@@ -433,6 +437,10 @@ class MachineConfig:
         problems = []
         if self.kind == "local" and self.name is not None:
             problems.append(f"name {self.name!r} needs kind ssh")
+        if self.peers and (self.name is None or self.kind != "ssh"):
+            problems.append(f"peers {', '.join(self.peers)}: need kind ssh and the name of the machine they train with")
+        if len({self.name, *self.peers}) <= len(self.peers):
+            problems.append(f"peers {', '.join(self.peers)}: a machine is named twice")
         if self.kind == "sky" and self.accelerator is None and self.gpus != 0:
             problems.append("accelerator: is required by kind sky, as H100; or set gpus to 0")
         if self.device == "cuda" and self.gpus == 0 and self.kind != "local":
@@ -519,11 +527,14 @@ def _warmup_problems(warmup_steps: int, steps: int) -> list[str]:
 
 
 def _rank_problems(config: PipelineConfig) -> list[str]:
-    processes, machine = config.backend.processes, config.machine
-    if processes == 1 or machine.kind == "local" or machine.device == "cpu":
+    machine, machines = config.machine, 1 + len(config.machine.peers)
+    processes, left = divmod(config.backend.processes, machines)
+    if left or not processes:
+        return [f"backend.processes: {config.backend.processes} ranks are not the same number on {machines} machines"]
+    if config.backend.processes == 1 or machine.kind == "local" or machine.device == "cpu":
         return []
     if machine.gpus is None or machine.gpus < processes:
-        return [f"machine.gpus: backend.processes is {processes}; lease as many GPUs"]
+        return [f"machine.gpus: backend.processes makes {processes} ranks on each machine; lease as many GPUs"]
     return []
 
 

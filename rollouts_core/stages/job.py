@@ -22,7 +22,7 @@ from typing import Any
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
-from rollouts_core.stages.ranks import help_rank_zero, lead, processes_of
+from rollouts_core.stages.ranks import group_of, help_rank_zero, lead
 from rollouts_core.stages.stage import Stage, stage_from_data
 from rollouts_core.stages.work import Session, make_stage, open_session
 from rollouts_core.store.store import Store, open_store
@@ -37,17 +37,20 @@ PULSE_SECONDS = 2.0
 
 
 def main(directory: Path) -> int:
-    """Make the job's stages, alone or as one of several ranks. Returns the exit status."""
+    """Make the job's stages, alone or as one of several ranks. Returns the exit status.
+
+    A job of ranks for a stage that is made on another machine has no stages of its own.
+    """
     _end_with_parent()
     os.environ.setdefault("TQDM_DISABLE", "1")
     spec = json.loads((directory / "spec.json").read_text())
     stages = [stage_from_data(data) for data in spec["stages"]]
-    processes = max(map(processes_of, stages))
-    if processes == 1:
+    group = group_of(spec, stages)
+    if group.processes == 1:
         return _make(directory, spec, stages, None)
     if "RANK" not in os.environ:
-        status, killed = lead(directory, processes)
-        return _fail(directory, stages[0], EXIT_TRY_AGAIN, killed) if killed else status
+        status, killed = lead(directory, group)
+        return _fail(directory, stages[0].name if stages else "ranks", EXIT_TRY_AGAIN, killed) if killed else status
     from rollouts_core.training.ranks import join_ranks, leave_ranks
 
     ranks = join_ranks(prepare_torch(spec["device"]))
@@ -81,27 +84,27 @@ def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, ses
         make_stage(stage, store, followed, device, session, on_lost=partial(_stop, directory, stage))
         return 0
     except (BadInput, ArtifactDamaged) as error:
-        return _fail(directory, stage, EXIT_BAD_INPUT, str(error))
+        return _fail(directory, stage.name, EXIT_BAD_INPUT, str(error))
     except (StoreUnavailable, LeaseLost, EngineUnavailable) as error:
-        return _fail(directory, stage, EXIT_TRY_AGAIN, str(error))
+        return _fail(directory, stage.name, EXIT_TRY_AGAIN, str(error))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             traceback.print_exc()
-            return _fail(directory, stage, EXIT_FAILED, f"{type(error).__name__}: {error}")
+            return _fail(directory, stage.name, EXIT_FAILED, f"{type(error).__name__}: {error}")
         message = f"no space left on the disk of {error.filename or store.home}: free some, then run again"
-        return _fail(directory, stage, EXIT_DISK_FULL, message)
+        return _fail(directory, stage.name, EXIT_DISK_FULL, message)
     except Exception as error:
         if "No space left on device" in str(error):
             message = f"no space left on the disk of {store.home}: free some, then run again"
-            return _fail(directory, stage, EXIT_DISK_FULL, message)
+            return _fail(directory, stage.name, EXIT_DISK_FULL, message)
         traceback.print_exc()
-        return _fail(directory, stage, EXIT_FAILED, f"{type(error).__name__}: {error}")
+        return _fail(directory, stage.name, EXIT_FAILED, f"{type(error).__name__}: {error}")
 
 
-def _fail(directory: Path, stage: Stage, status: int, message: str) -> int:
+def _fail(directory: Path, stage: str, status: int, message: str) -> int:
     try:
-        print(f"[{stage.name}] failed: {message}", file=sys.stderr, flush=True)
-        (directory / "failure.json").write_text(json.dumps({"stage": stage.name, "message": message}))
+        print(f"[{stage}] failed: {message}", file=sys.stderr, flush=True)
+        (directory / "failure.json").write_text(json.dumps({"stage": stage, "message": message}))
     except OSError:
         pass
     return status
@@ -109,7 +112,7 @@ def _fail(directory: Path, stage: Stage, status: int, message: str) -> int:
 
 def _stop(directory: Path, stage: Stage, reason: str) -> None:
     """End this process at once: nothing that it could still write is wanted."""
-    os._exit(_fail(directory, stage, EXIT_TRY_AGAIN, reason))
+    os._exit(_fail(directory, stage.name, EXIT_TRY_AGAIN, reason))
 
 
 def prepare_torch(device: str) -> str:

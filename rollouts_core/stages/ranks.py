@@ -2,11 +2,19 @@
 
 Decision: torchrun's agent runs in the job's own process and starts the ranks as further copies of the job. It ends all
 when one dies, and this process then says which one it was. The ranks die with it, as it dies with its runner.
+
+Decision: over several machines, each has a job with an agent of its own. Rank 0's machine has the stages, the artifacts
+and the partial work; the jobs of the others hold nothing but ranks, and end when the connection to it does.
 """
 
+import fcntl
 import os
 import signal
+import socket
+import struct
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +22,8 @@ from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
 from rollouts_core.stages.stage import Stage, stage_from_data, stage_to_data
 
 START_SECONDS = 300
+ENDED_BY = "was ended by"
+"""Said of a rank that a signal ended, and of no other."""
 
 
 def processes_of(stage: Stage) -> int:
@@ -21,15 +31,43 @@ def processes_of(stage: Stage) -> int:
     return stage.spec.backend.processes if isinstance(stage.spec, SFTSpec | DPOSpec | RLSpec) else 1
 
 
-def lead(directory: Path, processes: int) -> tuple[int, str]:
-    """Run a job's ranks to their end. Gives rank 0's exit status; or, where a rank was killed, -1 and its name."""
+@dataclass(frozen=True)
+class Group:
+    """The ranks of one training, and this job's place among its machines."""
+
+    processes: int
+    """On all machines together."""
+    nodes: int = 1
+    node: int = 0
+    """This machine's number; rank 0 is on number 0."""
+    address: str = "127.0.0.1"
+    """Of machine 0, as the others reach it."""
+    port: int = 0
+    """Where they meet; 0: any, for a machine alone."""
+
+
+def group_of(spec: Mapping[str, Any], stages: Sequence[Stage]) -> Group:
+    """Of a job's spec, which names a group where there are several machines."""
+    return Group(**spec["group"]) if "group" in spec else Group(max(map(processes_of, stages)))
+
+
+def lead(directory: Path, group: Group) -> tuple[int, str]:
+    """Run a job's ranks to their end.
+
+    Gives rank 0's exit status, 0 where it is another job's; or, where a rank was killed, -1 and its name.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    here = group.processes // group.nodes
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // here)))
+    if group.nodes > 1:
+        _use_interface_towards(group.address)
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=processes, run_id=directory.name, rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0", rdzv_timeout=START_SECONDS, max_restarts=0, local_addr="127.0.0.1",
+        min_nodes=group.nodes, max_nodes=group.nodes, nproc_per_node=here, run_id="rollouts",
+        rdzv_backend="static" if group.nodes > 1 else "c10d", rdzv_configs={"rank": group.node},
+        rdzv_endpoint=f"{group.address}:{group.port}", rdzv_timeout=START_SECONDS, max_restarts=0,
+        local_addr=group.address if group.node == 0 else None,
     )  # fmt: skip
     try:
         elastic_launch(config, sys.executable)("-m", "rollouts_core.stages.job", str(directory))
@@ -39,10 +77,13 @@ def lead(directory: Path, processes: int) -> tuple[int, str]:
     killed = {rank: -status for rank, status in statuses.items() if status < 0 and -status != signal.SIGTERM}
     if killed:
         rank = min(killed)
-        return -1, f"rank {rank} of {processes} was ended by {signal.Signals(killed[rank]).name}"
+        return -1, f"rank {rank} of {group.processes} {ENDED_BY} {signal.Signals(killed[rank]).name}"
     if 0 not in statuses:
         rank = min(statuses)
-        return -1, f"rank {rank} of {processes} ended with exit status {statuses[rank]}: its last words are in the log"
+        return (
+            -1,
+            f"rank {rank} of {group.processes} ended with exit status {statuses[rank]}: its last words are in the log",
+        )
     return statuses[0], ""
 
 
@@ -75,3 +116,21 @@ def _built(ranks: Any, stage: Stage, described: dict[str, Any]) -> Any:
     if isinstance(stage.spec, DPOSpec):
         return dpo.backend_for(model, stage.spec, ranks)
     return rl.backend_for(model, stage.spec, rl.recipe_for(stage), ranks)
+
+
+SIOCGIFADDR = 0x8915
+
+
+def _use_interface_towards(address: str) -> None:
+    """Have gloo and NCCL talk over the network of the group; by themselves they take the host's name for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == own:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

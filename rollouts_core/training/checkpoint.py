@@ -1,7 +1,8 @@
 """Training state on disk, without pickle: tensors as safetensors, the rest as JSON.
 
 Decision: one device writes one safetensors file, ranks their shards, through torch.distributed.checkpoint, which reads
-both. So any number of ranks takes up what any other number left.
+both. So any number of ranks takes up what any other number left. Ranks on several hosts, which have no disk in common,
+gather on rank 0, which writes and reads for all of them.
 
 Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
 that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
@@ -119,14 +120,18 @@ def save_training_state(
     """Weights, optimizers' moments, torch's RNG and the weight version, which is also the schedule's position.
 
     They are copied at once; the future's result writes them. Every rank calls it, with its shards and a `group` that
-    is used for nothing else, and asks for the result.
+    is used for nothing else, and asks for the result. Without a group, rank 0 gathers and writes all.
     """
     state, rng = _state(weights, optimizers), _rng()
     details = {"optimizers": [type(optimizer).__name__ for optimizer in optimizers], "weight_version": version}
     finish = partial(_finish, directory, rng, details)
     if group is None:
-        copied = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
-        return LazyTrainFuture(partial(_write_whole, directory, copied, finish))
+        copied = {}
+        for name, value in state.items():
+            gathered = whole(value)
+            if _is_rank_zero():
+                copied[name] = gathered.to("cpu", copy=True).contiguous()
+        return LazyTrainFuture(partial(_write_whole, directory, copied, finish) if _is_rank_zero() else _nothing)
     writer = HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True)
     shards = save_shards(state, storage_writer=writer, process_group=group)
     assert isinstance(shards, Future), "shards are copied at once, and written by a thread"
@@ -152,11 +157,23 @@ def _finish(directory: Path, rng: Mapping[str, torch.Tensor], details: Mapping[s
     (directory / "training.json").write_text(json.dumps(details))
 
 
-def load_training_state(directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> int:
+def _nothing() -> None:
+    """What there is to write for a rank whose part rank 0 writes."""
+
+
+def _is_rank_zero() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def load_training_state(
+    directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer], scattered: bool = False
+) -> int:
     """Take up what `save_training_state` wrote, on any number of ranks; returns the weight version.
 
-    Raises `BadInput` when it is of another model or of other optimizers.
+    `scattered`: rank 0 alone has the directory. Raises `BadInput` when it is of another model or of other optimizers.
     """
+    if scattered:
+        return _load_scattered(directory, weights, optimizers)
     details: dict[str, Any] = json.loads((directory / "training.json").read_text())
     version: int = details["weight_version"]
     _begin_moments(optimizers, version)
@@ -166,6 +183,29 @@ def load_training_state(directory: Path, weights: Mapping[str, torch.Tensor], op
     with torch.no_grad():
         load_shards(state, storage_reader=reader, no_dist=not dist.is_initialized())
     _set_rng(load_file(directory / "rng.safetensors"))
+    return version
+
+
+def _load_scattered(directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> int:
+    """Rank 0 reads tensor after tensor, and each rank takes its shards. Only rank 0 raises."""
+    rank_zero = _is_rank_zero()
+    details: dict[str, Any] = json.loads((directory / "training.json").read_text()) if rank_zero else {}
+    told = torch.tensor([details.get("weight_version", 0)])
+    dist.broadcast(told, 0)
+    version = int(told)
+    _begin_moments(optimizers, version)
+    state = _state(weights, optimizers)
+    reader = HuggingFaceStorageReader(str(directory / STATE))
+    if rank_zero:
+        _check_same(directory, reader, state, details["optimizers"], optimizers)
+    with torch.no_grad():
+        for name, own in state.items():
+            read = {name: torch.empty(own.shape)}
+            if rank_zero:
+                load_shards(read, storage_reader=reader, no_dist=True)
+            own.copy_(like(own, read[name]))
+    if rank_zero:
+        _set_rng(load_file(directory / "rng.safetensors"))
     return version
 
 

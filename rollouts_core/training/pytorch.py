@@ -28,6 +28,7 @@ from rollouts_core.training.lora import model_weights, save_adapter
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
 from rollouts_core.training.packed import padding_of
 from rollouts_core.training.policy import Policy, create_policy
+from rollouts_core.training.ranks import share_disk
 from rollouts_core.training.schedule import Rate
 
 
@@ -144,7 +145,7 @@ class PyTorchTrainingBackend:
 
     def save(self, directory: Path) -> TrainFuture[None]:
         self.wait_until_saved()
-        if dist.is_initialized() and self._saving_group is None:
+        if share_disk() and self._saving_group is None:
             self._saving_group = dist.new_group(backend="gloo")
         self._saving = save_training_state(directory, self._kept, self._optimizers, self._version, self._saving_group)
         return self._saving
@@ -156,7 +157,8 @@ class PyTorchTrainingBackend:
             self._saving = None
 
     def load(self, directory: Path) -> None:
-        self._version = load_training_state(directory, self._kept, self._optimizers)
+        scattered = dist.is_initialized() and not share_disk()
+        self._version = load_training_state(directory, self._kept, self._optimizers, scattered)
         self._masters.give_back()
 
     def save_adapter(self, directory: Path) -> None:

@@ -76,6 +76,11 @@ def join_ranks(device: str) -> Ranks:
     return Ranks(rank, size, own)
 
 
+def share_disk() -> bool:
+    """Whether there are ranks, and all are on one host."""
+    return dist.is_initialized() and int(os.environ["LOCAL_WORLD_SIZE"]) == dist.get_world_size()
+
+
 def leave_ranks() -> None:
     """All together: whoever closes first would be missed by the others."""
     dist.barrier()

@@ -73,9 +73,9 @@ CHANGES: dict[str, Any] = {
     "EngineConfig.weight_sync": "tensor", "EngineConfig.python": "/usr/bin/python3",
     "EngineConfig.start_minutes": 5.0, "EngineConfig.hang_seconds": 5.0,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
-    "MachineConfig.name": "gpu1", "MachineConfig.gpus": 2, "MachineConfig.gpu_memory_gb": 80.0,
+    "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
     "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
-    "MachineConfig.wait_hours": 5.0, "MachineConfig.unreachable_limit_hours": 5.0,
+    "MachineConfig.wait_hours": 5.0, "MachineConfig.peers": ["gpu2"], "MachineConfig.unreachable_limit_hours": 5.0,
     "ResultsConfig.policy": False, "ResultsConfig.artifacts": ["rl"],
     "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
     "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
@@ -134,7 +134,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["dpo"] = {}
             data["data"]["preferences"] = data["data"]["prompts"] | {"kind": "arrow"}
         if part == "MachineConfig":
-            data["machine"] = {"kind": "ssh"}
+            data["machine"] = {"kind": "ssh", "name": "gpu0", "gpus": 2}
+            data["backend"] = {"processes": 2}
         if part == "EngineConfig":
             data["engine"] = {"kind": "sglang"}
         if PLACES[part] == "rl.algorithm":

@@ -45,6 +45,7 @@ OPERATIONAL = {
     "MachineConfig": {
         "kind",
         "name",
+        "peers",
         "gpus",
         "gpu_memory_gb",
         "labels",

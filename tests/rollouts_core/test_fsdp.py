@@ -86,8 +86,17 @@ def test_another_number_of_ranks_takes_up_a_checkpoint(saving: int, resuming: in
     assert_same(told, train(backend, range(STEPS))[2:], weights, backend)
 
 
-def test_one_device_takes_up_what_ranks_left(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_ranks_on_several_hosts_take_up_what_ranks_of_one_left(tmp_path: Path) -> None:
     on_ranks("save", tmp_path)
+    told, weights = on_ranks("resume-apart", tmp_path)
+    backend = alone()
+    assert_same(told, train(backend, range(STEPS))[2:], weights, backend)
+
+
+@pytest.mark.parametrize("what", ["save", "save-apart"])
+def test_one_device_takes_up_what_ranks_left(what: str, tmp_path: Path) -> None:
+    on_ranks(what, tmp_path)
     resumed, straight = alone(), alone()
     resumed.load(tmp_path / "checkpoint")
     expected = train(straight, range(STEPS))[2:]
