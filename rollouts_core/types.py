@@ -1,6 +1,7 @@
 """The values that pass between data, rollout, reward and training.
 
     Message         one turn of a conversation, with the tools it calls
+    ToolResult      what a call came to
     Prompt          a tokenized prompt with what its reward needs
     Sample          one answer to one prompt: tokens, mask, log-probabilities, weight versions, reward
 
@@ -26,6 +27,22 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
+    malformed: str = ""
+    """What the model wrote for arguments where that is no JSON object; `arguments` is then empty."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call came to, as the model is told."""
+
+    call: ToolCall
+    content: str
+    failed: bool = False
+    """Whether the content says what went wrong."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment knows anew of the episode, as JSON data."""
+    ends: bool = False
+    """Whether the episode ends with it."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from rollouts_core.data.collate import learnt_tokens
 from rollouts_core.data.prompts import check_vocabulary
 from rollouts_core.data.tokenized import Floats, directories_of, read_preferences
 from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import DPOSpec
-from rollouts_core.stages.steps import Backend, backend_of, first_policy, make_policy
+from rollouts_core.stages.steps import Backend, backend_of, make_policy
 from rollouts_core.stages.work import Work
 from rollouts_core.training.dpo import (
     DPOTrainingConfig,

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 from rollouts_core.data.prompts import check_room
 from rollouts_core.data.tokenized import read_prompts
@@ -11,9 +10,9 @@ from rollouts_core.evaluation.accuracy import evaluate
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import answer_record
 from rollouts_core.rewards.functions import load_reward
+from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.specs import EvaluateSpec
 from rollouts_core.stages.work import Work
-from rollouts_core.training.models import initial_policy, load_hf_model
 
 RUNNING_REQUESTS = 256
 
@@ -24,7 +23,7 @@ def run(work: Work) -> dict[str, float]:
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     prompts = read_prompts(work.inputs["data"] / "heldout")[: spec.evaluation.limit]
     check_room(prompts, "evaluation.max_new_tokens", spec.evaluation.max_new_tokens, spec.max_length)
-    engine = TorchEngine(_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS)
+    engine = TorchEngine(first_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS)
     location = work.stage.external["score"].location
     accuracy, samples = evaluate(
         engine, tokenizer, prompts, load_reward(location), location, spec.evaluation.max_new_tokens
@@ -36,11 +35,3 @@ def run(work: Work) -> dict[str, float]:
             file.write(json.dumps(answer_record(sample)) + "\n")
     print(f"accuracy {accuracy.value:.1%} (95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})")
     return {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "total": float(accuracy.total)}
-
-
-def _policy(work: Work, spec: EvaluateSpec, tokenizer: Any) -> Any:
-    if "policy" in work.inputs:
-        return load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)
-    assert spec.model is not None, "the planner names the model where no artifact holds the policy"
-    external = work.stage.external.get("model")
-    return initial_policy(spec.model, external, tokenizer, spec.max_length, spec.seed, work.device)

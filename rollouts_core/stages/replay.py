@@ -17,6 +17,7 @@ from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
+from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.rl import (
     backend_for,
     buffer_of,
@@ -27,7 +28,6 @@ from rollouts_core.stages.rl import (
 )
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.steps import first_policy
 from rollouts_core.stages.work import Session, StageLog, Work, open_session
 from rollouts_core.store.store import Store
 from rollouts_core.training.models import seed_torch

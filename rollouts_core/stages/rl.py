@@ -30,10 +30,10 @@ from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.overlap import OverlappedRollouts
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import GeneratedRollouts, generating
+from rollouts_core.stages.policies import first_policy, untrained_policy
 from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.steps import first_policy, untrained_policy
 from rollouts_core.stages.work import Work
 from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe, recipe_of

@@ -1,34 +1,20 @@
-"""What training stages share: the policy they begin with, and, for SFT and DPO, what goes on around their loops."""
+"""What SFT and DPO do around their loops: resume, log, save checkpoints, and leave `policy/` and `metrics.jsonl`."""
 
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
+from rollouts_core.stages.specs import DPOSpec, SFTSpec
 from rollouts_core.stages.work import Work
 from rollouts_core.training.backend import LossFunction, Metrics, TrainStep
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
-from rollouts_core.training.models import initial_policy, load_hf_model, save_policy
+from rollouts_core.training.models import save_policy
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.schedule import create_scheduler
 
 Backend = FSDPTrainingBackend | PyTorchTrainingBackend
-
-
-def first_policy(work: Work, spec: DPOSpec | RLSpec, tokenizer: Any) -> Any:
-    """The model that the stage begins with."""
-    if "policy" in work.inputs:
-        return load_hf_model(str(work.inputs["policy"] / "policy"), spec.dtype, work.device)
-    return untrained_policy(work, spec, tokenizer)
-
-
-def untrained_policy(work: Work, spec: DPOSpec | RLSpec, tokenizer: Any) -> Any:
-    """The config's model, before any stage."""
-    assert spec.model is not None, "the planner names the model where no artifact holds the policy"
-    external = work.stage.external.get("model")
-    return initial_policy(spec.model, external, tokenizer, spec.max_length, spec.seed, work.device)
 
 
 def make_policy(

@@ -1,0 +1,118 @@
+"""The agent loop: `run_agent(state, config)`, which asks the model, carries out its calls, and hears the environment.
+
+Decision: the loop makes events and nothing else; what they mean is `episode.apply`. It holds no state of its own, so
+whoever has a state can go on from it.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import anyio
+
+from rollouts_core.environments.environment import Environment
+from rollouts_core.environments.episode import (
+    AgentState,
+    Answered,
+    Event,
+    Observed,
+    Stopped,
+    StopReason,
+    Trajectory,
+    apply,
+)
+from rollouts_core.environments.tools import failed
+from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.types import ToolCall, ToolResult
+
+
+class Endpoint(Protocol):
+    """A model that answers conversations."""
+
+    async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
+        """The next turn, of at most so many tokens.
+
+        Raises `EngineUnavailable`, `EngineRefused` or `MalformedAnswer` once it has tried as often as it does.
+        """
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Who answers, where, and what an episode may take."""
+
+    endpoint: Endpoint
+    environment: Environment
+    max_turns: int = 16
+    max_tokens: int | None = None
+    """That the model may write, over all turns."""
+    max_seconds: float = 600.0
+    """Of the whole episode; what is under way when they are over is ended."""
+    tool_seconds: float = 30.0
+    """Of one call."""
+    confirm: Callable[[ToolCall], Awaitable[bool]] | None = None
+    """Asked about calls of tools that need it; without it they are refused."""
+
+
+async def run_agent(state: AgentState, config: RunConfig) -> Trajectory:
+    """The episode from a state to its end: every state it goes through, and what led there.
+
+    Raises what the environment's own methods raise; an endpoint that gives up ends the episode.
+    """
+    trajectory = Trajectory(state)
+    while state.stop is None:
+        event = await next_event(state, config)
+        trajectory = trajectory.followed_by([event])
+        state = apply(state, event)
+    return trajectory
+
+
+async def next_event(state: AgentState, config: RunConfig) -> Event:
+    """What happens next, unless a limit ends the episode."""
+    began = time.monotonic()
+    left = config.max_seconds - state.seconds
+    if left <= 0:
+        return Stopped(StopReason.MAX_SECONDS)
+    try:
+        with anyio.fail_after(left):
+            event = await _next(state, config)
+    except TimeoutError:
+        return Stopped(StopReason.MAX_SECONDS)
+    return event if isinstance(event, Stopped) else replace(event, seconds=time.monotonic() - began)
+
+
+async def _next(state: AgentState, config: RunConfig) -> Event:
+    if state.pending_tool_calls:
+        return Observed(await _results(state, config))
+    if state.awaits_environment:
+        return config.environment.on_assistant_message(state.messages[-1], state)
+    if state.turn_idx >= config.max_turns:
+        return Stopped(StopReason.MAX_TURNS)
+    tokens = None if config.max_tokens is None else config.max_tokens - state.usage.completion_tokens
+    if tokens is not None and tokens <= 0:
+        return Stopped(StopReason.MAX_TOKENS)
+    try:
+        return await config.endpoint.complete(state, tokens)
+    except (EngineUnavailable, EngineRefused, MalformedAnswer) as error:
+        return Stopped(StopReason.FAILED, str(error))
+
+
+async def _results(state: AgentState, config: RunConfig) -> tuple[ToolResult, ...]:
+    """All pending calls at once, each within its own deadline; in the order they were asked for."""
+    calls = state.pending_tool_calls
+    results: list[ToolResult | None] = [None] * len(calls)
+
+    async def carry_out(place: int, call: ToolCall) -> None:
+        results[place] = await _result(call, state, config)
+
+    async with anyio.create_task_group() as tasks:
+        for place, call in enumerate(calls):
+            tasks.start_soon(carry_out, place, call)
+    return tuple(result for result in results if result is not None)
+
+
+async def _result(call: ToolCall, state: AgentState, config: RunConfig) -> ToolResult:
+    confirming = {tool.name for tool in config.environment.get_tools() if tool.needs_confirmation}
+    if call.name in confirming and not (config.confirm and await config.confirm(call)):
+        return failed(call, "this call was not confirmed")
+    return await config.environment.exec_tool(call, state, config.tool_seconds)

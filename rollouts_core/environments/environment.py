@@ -1,0 +1,57 @@
+"""What an episode happens in: a protocol of four methods, and a way to make one of functions.
+
+Decision: an environment holds no state of an episode. What it knows of one stands in `AgentState.environment`, as JSON
+data, and changes by `changes` of results and replies; so one value serves any number of episodes at once, and any of
+them can be resumed elsewhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollouts_core.environments.episode import AgentState, Replied
+from rollouts_core.environments.tools import Tool, call_tool
+from rollouts_core.types import Message, ToolCall, ToolResult
+
+
+class Environment(Protocol):
+    """Any class that has these fits; none needs to be inherited from."""
+
+    def begin(self, row: Mapping[str, Any]) -> AgentState:
+        """The episode's first state, from a row of data."""
+
+    def get_tools(self) -> Sequence[Tool]:
+        """What the assistant may call."""
+
+    async def exec_tool(self, call: ToolCall, state: AgentState, seconds: float) -> ToolResult:
+        """Carry out a call, within a deadline. What goes wrong is in the result."""
+
+    def on_assistant_message(self, message: Message, state: AgentState) -> Replied:
+        """What is said to an answer without a call; nothing ends the episode."""
+
+
+@dataclass(frozen=True)
+class Functions:
+    """An environment made of functions. Fits `Environment`.
+
+    `begin` makes the first messages of a row; `reply` is given an answer without a call, and the state.
+    """
+
+    messages: Callable[[Mapping[str, Any]], Sequence[Message]]
+    tools: tuple[Tool, ...] = ()
+    reply: Callable[[Message, AgentState], Replied] = lambda message, state: Replied()
+    knows: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda row: {}
+    """What is known of an episode at its beginning."""
+
+    def begin(self, row: Mapping[str, Any]) -> AgentState:
+        schemas = tuple(tool.schema for tool in self.tools)
+        return AgentState(tuple(self.messages(row)), schemas, self.knows(row))
+
+    def get_tools(self) -> Sequence[Tool]:
+        return self.tools
+
+    async def exec_tool(self, call: ToolCall, state: AgentState, seconds: float) -> ToolResult:
+        return await call_tool(self.tools, call, seconds)
+
+    def on_assistant_message(self, message: Message, state: AgentState) -> Replied:
+        return self.reply(message, state)
