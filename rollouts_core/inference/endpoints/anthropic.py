@@ -1,0 +1,147 @@
+"""Services that speak Anthropic's protocol: `/v1/messages`, whole or streamed."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rollouts_core.environments.episode import AgentState, Answered, Usage
+from rollouts_core.errors import EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.endpoints.client import Client, connected
+from rollouts_core.inference.endpoints.openai import call_of
+from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.types import Message, ToolCall
+
+VERSION = "2023-06-01"
+MAX_TOKENS = 4096
+"""The protocol wants a number where the caller has none."""
+CUT_OFF = ("max_tokens", "model_context_window_exceeded")
+
+
+@asynccontextmanager
+async def anthropic_endpoint(service: Service) -> AsyncIterator["AnthropicEndpoint"]:
+    """`async with anthropic_endpoint(Service("https://api.anthropic.com/v1", ...)) as endpoint`.
+
+    Raises `BadInput` when its key is not set.
+    """
+    key = service.key()
+    headers = {"anthropic-version": VERSION} | ({"x-api-key": key} if key else {})
+    async with connected(service, headers) as client:
+        yield AnthropicEndpoint(client)
+
+
+class AnthropicEndpoint:
+    """Fits `Endpoint`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def used(self) -> Usage:
+        """By all requests so far."""
+        return self._client.used
+
+    async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
+        """Raises as `Client.post` does."""
+        data = await self._client.post("messages", self._body(state, max_tokens))
+        try:
+            return self._answered(data["content"], data["stop_reason"], data["usage"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise MalformedAnswer(f"{self._client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
+
+    async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
+        """Pieces of the text as they come, then the whole answer. Raises as `Client.events` does."""
+        blocks: list[dict[str, Any]] = []
+        usage: dict[str, int] = {}
+        stop = None
+        async for event in self._client.events("messages", self._body(state, max_tokens) | {"stream": True}):
+            match event.get("type"):
+                case "message_start":
+                    usage |= event["message"]["usage"]
+                case "content_block_start":
+                    blocks.append(dict(event["content_block"]) | {"written": ""})
+                case "content_block_delta":
+                    if piece := _take(blocks[event["index"]], event["delta"]):
+                        yield piece
+                case "message_delta":
+                    stop = event["delta"].get("stop_reason") or stop
+                    usage |= event.get("usage") or {}
+                case "error":
+                    raise EngineUnavailable(f"{self._client.service.url}: {event['error']}")
+        if stop is None:
+            raise EngineUnavailable(f"{self._client.service.url}: the stream broke off")
+        yield self._answered(blocks, stop, usage)
+
+    def _body(self, state: AgentState, max_tokens: int | None) -> dict[str, Any]:
+        service = self._client.service
+        body: dict[str, Any] = {
+            "model": service.model,
+            "max_tokens": MAX_TOKENS if max_tokens is None else max_tokens,
+            "messages": messages_to_anthropic(state.messages),
+        }
+        if system := "\n\n".join(m.content for m in state.messages if m.role in ("system", "developer")):
+            body["system"] = system
+        if state.tools:
+            functions = [tool["function"] for tool in state.tools]
+            body["tools"] = [
+                {"name": f["name"], "description": f.get("description", ""), "input_schema": f["parameters"]}
+                for f in functions
+            ]
+        if service.temperature is not None:
+            body["temperature"] = service.temperature
+        return body | dict(service.body)
+
+    def _answered(self, blocks: Sequence[Mapping[str, Any]], stop: str | None, usage: Mapping[str, int]) -> Answered:
+        read = sum(usage.get(f"{kind}input_tokens") or 0 for kind in ("", "cache_creation_", "cache_read_"))
+        counted = self._client.count(self._client.service.prices.of(read, usage.get("output_tokens") or 0))
+        return Answered(message_from_anthropic(blocks), counted, stop in CUT_OFF)
+
+
+def messages_to_anthropic(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Turns in the protocol's form: results are the user's, and what one role says on end is one turn."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role in ("system", "developer"):
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += _blocks(message)
+        else:
+            turns.append({"role": role, "content": _blocks(message)})
+    return turns
+
+
+def message_from_anthropic(blocks: Sequence[Mapping[str, Any]]) -> Message:
+    calls = tuple(_call(block) for block in blocks if block["type"] == "tool_use")
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    thought = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
+    return Message("assistant", text, calls, thought)
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    if message.role == "tool":
+        return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
+    text = [{"type": "text", "text": message.content}] if message.content or not message.tool_calls else []
+    return [
+        *text,
+        *({"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in message.tool_calls),
+    ]
+
+
+def _call(block: Mapping[str, Any]) -> ToolCall:
+    """Of a streamed block, whose input is written bit by bit, or of a whole one."""
+    if block.get("written"):
+        return call_of(block["name"], block["written"], block["id"])
+    return ToolCall(block["name"], block["input"], block["id"])
+
+
+def _take(block: dict[str, Any], delta: Mapping[str, Any]) -> str:
+    """Add a piece to its block; the piece of text in it."""
+    match delta["type"]:
+        case "text_delta":
+            block["text"] += delta["text"]
+            return str(delta["text"])
+        case "thinking_delta":
+            block["thinking"] += delta["thinking"]
+        case "input_json_delta":
+            block["written"] += delta["partial_json"]
+    return ""

@@ -1,0 +1,170 @@
+"""Services that speak OpenAI's protocol: its own, SGLang, vLLM and many more. Chat, streamed chat, and completions."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rollouts_core.environments.episode import AgentState, Answered, Usage
+from rollouts_core.errors import EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.endpoints.client import Client, connected
+from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.types import Message, ToolCall
+
+
+@asynccontextmanager
+async def openai_endpoint(service: Service) -> AsyncIterator["OpenAIEndpoint"]:
+    """`async with openai_endpoint(Service(...)) as endpoint`. Raises `BadInput` when its key is not set."""
+    async with connected(service, _headers(service)) as client:
+        yield OpenAIEndpoint(client)
+
+
+@asynccontextmanager
+async def completions_endpoint(
+    service: Service, render: Callable[[AgentState], str]
+) -> AsyncIterator["CompletionsEndpoint"]:
+    """Of a model without chat: `render` makes the text that it goes on from."""
+    async with connected(service, _headers(service)) as client:
+        yield CompletionsEndpoint(client, render)
+
+
+class OpenAIEndpoint:
+    """`/chat/completions`. Fits `Endpoint`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def used(self) -> Usage:
+        """By all requests so far."""
+        return self._client.used
+
+    async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
+        """Raises as `Client.post` does."""
+        data = await self._client.post("chat/completions", self._body(state, max_tokens))
+        try:
+            choice = data["choices"][0]
+            message, cut_off = message_from_openai(choice["message"]), choice["finish_reason"] == "length"
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise MalformedAnswer(f"{self._client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
+        return Answered(message, self._counted(data.get("usage")), cut_off)
+
+    async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
+        """Pieces of the content as they come, then the whole answer. Raises as `Client.events` does."""
+        body = self._body(state, max_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
+        gathered, usage, finish = _Gathered(), None, None
+        async for event in self._client.events("chat/completions", body):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ())[:1]:
+                finish = choice.get("finish_reason") or finish
+                if piece := gathered.take(choice.get("delta") or {}):
+                    yield piece
+        if finish is None:
+            raise EngineUnavailable(f"{self._client.service.url}: the stream broke off")
+        yield Answered(message_from_openai(gathered.message()), self._counted(usage), finish == "length")
+
+    def _body(self, state: AgentState, max_tokens: int | None) -> dict[str, Any]:
+        service = self._client.service
+        body: dict[str, Any] = {"model": service.model, "messages": [message_to_openai(m) for m in state.messages]}
+        if state.tools:
+            body["tools"] = list(state.tools)
+        return body | _sampling(service, max_tokens, "max_completion_tokens")
+
+    def _counted(self, usage: Mapping[str, Any] | None) -> Usage:
+        return _counted(self._client, usage)
+
+
+class CompletionsEndpoint:
+    """`/completions`: text in, text out. Fits `Endpoint`."""
+
+    def __init__(self, client: Client, render: Callable[[AgentState], str]) -> None:
+        self._client, self._render = client, render
+
+    async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
+        """Raises as `Client.post` does."""
+        service = self._client.service
+        body = {"model": service.model, "prompt": self._render(state), **_sampling(service, max_tokens, "max_tokens")}
+        data = await self._client.post("completions", body)
+        try:
+            choice = data["choices"][0]
+            text, cut_off = str(choice["text"]), choice["finish_reason"] == "length"
+        except (KeyError, IndexError, TypeError) as error:
+            raise MalformedAnswer(f"{service.url}: no answer in {str(data)[:500]}: {error!r}") from None
+        return Answered(Message("assistant", text), _counted(self._client, data.get("usage")), cut_off)
+
+
+def message_to_openai(message: Message) -> dict[str, Any]:
+    data: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        data |= {"content": message.content or None, "tool_calls": [_call_to_openai(c) for c in message.tool_calls]}
+    if message.role == "tool":
+        data["tool_call_id"] = message.tool_call_id
+    return data
+
+
+def message_from_openai(data: Mapping[str, Any]) -> Message:
+    calls = tuple(_call_from_openai(call) for call in data.get("tool_calls") or ())
+    thought = data.get("reasoning_content") or data.get("reasoning") or ""
+    return Message("assistant", data.get("content") or "", calls, thought)
+
+
+def call_of(name: str, arguments: str, id: str) -> ToolCall:
+    """A call as the model wrote it; arguments that are no JSON object are kept as text."""
+    try:
+        parsed = json.loads(arguments or "{}")
+    except ValueError:
+        parsed = None
+    return ToolCall(name, parsed, id) if isinstance(parsed, dict) else ToolCall(name, {}, id, arguments)
+
+
+class _Gathered:
+    """A message out of its pieces."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
+        self._calls: dict[int, dict[str, str]] = {}
+
+    def take(self, delta: Mapping[str, Any]) -> str:
+        """The piece of content in it."""
+        for name, pieces in self._texts.items():
+            pieces.append(delta.get(name) or "")
+        for place, call in enumerate(delta.get("tool_calls") or ()):
+            kept = self._calls.setdefault(call.get("index", place), {"id": "", "name": "", "arguments": ""})
+            function = call.get("function") or {}
+            kept["id"] = call.get("id") or kept["id"]
+            kept["name"] += function.get("name") or ""
+            kept["arguments"] += function.get("arguments") or ""
+        return self._texts["content"][-1]
+
+    def message(self) -> dict[str, Any]:
+        calls = [
+            {"id": call["id"], "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for _, call in sorted(self._calls.items())
+        ]
+        return {name: "".join(pieces) for name, pieces in self._texts.items()} | {"tool_calls": calls}
+
+
+def _call_to_openai(call: ToolCall) -> dict[str, Any]:
+    arguments = call.malformed or json.dumps(dict(call.arguments))
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _call_from_openai(data: Mapping[str, Any]) -> ToolCall:
+    function = data["function"]
+    return call_of(function["name"], function.get("arguments") or "", data.get("id") or "")
+
+
+def _sampling(service: Service, max_tokens: int | None, name: str) -> dict[str, Any]:
+    limit = {name: max_tokens} if max_tokens is not None else {}
+    temperature = {"temperature": service.temperature} if service.temperature is not None else {}
+    return {**limit, **temperature, **service.body}
+
+
+def _counted(client: Client, usage: Mapping[str, Any] | None) -> Usage:
+    found = usage or {}
+    return client.count(client.service.prices.of(found.get("prompt_tokens") or 0, found.get("completion_tokens") or 0))
+
+
+def _headers(service: Service) -> dict[str, str]:
+    key = service.key()
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,50 @@
+"""What an endpoint is asked with, and what it may cost."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollouts_core.environments.episode import Usage
+from rollouts_core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Prices:
+    """For a million tokens, in any currency."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+    def of(self, prompt_tokens: int, completion_tokens: int) -> Usage:
+        cost = (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
+        return Usage(prompt_tokens, completion_tokens, cost)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model behind an address."""
+
+    url: str
+    """As `https://api.openai.com/v1` or `http://127.0.0.1:30000/v1`."""
+    model: str
+    key_variable: str | None = None
+    """The environment variable that holds the key; a key stands nowhere else."""
+    temperature: float | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as the service knows them."""
+    max_concurrent: int = 64
+    tries: int = 5
+    answer_seconds: float = 300.0
+    """Of one try."""
+    prices: Prices = Prices()
+    budget: float | None = None
+    """What all requests together may cost; those under way when it is reached are let finish."""
+
+    def key(self) -> str | None:
+        """Raises `BadInput` when the variable is not set."""
+        if self.key_variable is None:
+            return None
+        if not (key := os.environ.get(self.key_variable)):
+            raise BadInput(f"{self.url}: its key is read from {self.key_variable}, which is not set")
+        return key
