@@ -1,0 +1,20 @@
+"""Questions with an answer each: one turn, no tools."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollouts_core.data.messages import message_from_data
+from rollouts_core.environments.environment import Functions
+from rollouts_core.types import Message
+
+
+def questions(question: str = "question", system: str = "") -> Functions:
+    """Rows have `messages`, or a text under `question`; `system` comes before both."""
+
+    def messages(row: Mapping[str, Any]) -> Sequence[Message]:
+        before = [Message("system", system)] if system else []
+        if row.get("messages"):
+            return [*before, *map(message_from_data, row["messages"])]
+        return [*before, Message("user", str(row[question]))]
+
+    return Functions(messages)
