@@ -70,6 +70,12 @@ def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
     ]
 
 
+def watch_peers(peers: Sequence[SSHMachine], job: str) -> "PeerWatch":
+    """From the beginning of what their current attempts have printed; `job` is the first machine's."""
+    ranks = ranks_of(job)
+    return PeerWatch(peers, ranks, {peer.name: peer.attempt(ranks) for peer in peers})
+
+
 @dataclass
 class PeerWatch:
     """Looks now and then how the ranks on the others are."""
@@ -77,7 +83,8 @@ class PeerWatch:
     peers: Sequence[SSHMachine]
     job: str
     """That of the ranks."""
-    _seen: dict[str, Offsets] = field(default_factory=dict)
+    _seen: dict[str, Offsets]
+    """How far what each has printed is read."""
     _lines: dict[str, Lines] = field(default_factory=dict)
     _last: dict[str, list[str]] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)
@@ -104,7 +111,7 @@ class PeerWatch:
                 yield from _fail(status.message, [])
 
     def _look(self, peer: SSHMachine) -> Iterator[LogLine]:
-        at = self._seen.setdefault(peer.name, peer.attempt(self.job))
+        at = self._seen[peer.name]
         lines, last = self._lines.setdefault(peer.name, Lines()), self._last.setdefault(peer.name, [])
         heard = self._heard.setdefault(peer.name, time.monotonic())
         watched = peer.watch(self.job, at, 0.0)
@@ -121,7 +128,7 @@ class PeerWatch:
             yield from _fail(f"{peer.name}: {how}", last)
 
     def _status(self, peer: SSHMachine) -> JobStatus:
-        return peer.watch(self.job, self._seen.get(peer.name, Offsets()), 0.0).status
+        return peer.watch(self.job, self._seen[peer.name], 0.0).status
 
 
 def _fail(what: str, last: Sequence[str]) -> Iterator[LogLine]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.follow import Lines, LogLine, watching
-from infra.group import PeerWatch, meeting, peer_jobs, ranks_of
+from infra.group import PeerWatch, meeting, peer_jobs, ranks_of, watch_peers
 from infra.machine import Job, JobStatus, Machine, Offsets
 from infra.provider import Provider
 from infra.ssh_machine import SSHMachine
@@ -194,7 +194,7 @@ def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterat
     if "group" in job.spec:
         for peer, ranks in zip(session.peers, peer_jobs(job, session.peers), strict=True):
             yield from map(LogLine, start_leased(ranks, peer, [ranks.name]))
-        session.watches[job.name] = PeerWatch(session.peers, ranks_of(job.name))
+        session.watches[job.name] = watch_peers(session.peers, job.name)
 
 
 def start_leased(job: Job, machine: Machine, jobs: Sequence[str]) -> Iterator[str]:

@@ -71,21 +71,9 @@ def tokenize_preferences(
     """Preferences as a table, both answers of a row with their prompt. One of which either is too long is dropped
     unless it is to be refused: the likelihood of half an answer is not the answer's. Raises `BadInput` as
     `tokenize_examples` does."""
-    problems = [f"{row.place}: no 'chosen' and 'rejected'" for row in rows if row.rejected is None]
-    answers = [answer for row in rows if row.rejected for answer in (row, row.rejected)]
-    made, unreadable = _tokenized(answers, tokenizer, ASSISTANT)
-    found: dict[int, list[Tokenized]] = {}
-    for answer, example in made:
-        found.setdefault(id(answer), []).append(example)
+    pairs, problems = _pairs(rows, tokenizer)
     kept: list[tuple[Row, Tokenized, Tokenized]] = []
-    for row in rows:
-        texts = [found.get(id(answer), []) for answer in (row, row.rejected) if answer is not None]
-        if not all(texts) or len(texts) < 2:
-            continue  # its problem is told already
-        if any(len(several) > 1 for several in texts):
-            problems.append(f"{row.place}: the chat template renders the turns of its answer in several texts")
-            continue
-        chosen, rejected = texts[0][0], texts[1][0]
+    for row, chosen, rejected in pairs:
         if max(len(chosen.ids), len(rejected.ids)) > max_length and overlong != "refuse":
             continue
         for name, example in (("chosen", chosen), ("rejected", rejected)):
@@ -93,7 +81,7 @@ def tokenize_preferences(
             if problem := problem or ("" if example.mask[1:].any() else "has no turn of the assistant"):
                 problems.append(f"{row.place}: {name}: {problem}")
         kept.append((row, chosen, rejected))
-    _refuse(problems + unreadable)
+    _refuse(problems)
     columns = {
         "chosen_ids": _lists([chosen.ids for _, chosen, _ in kept], np.int32),
         "chosen_mask": _lists([chosen.mask for _, chosen, _ in kept], np.int8),
@@ -174,6 +162,24 @@ def _tokenized(
     for row, texts in rendered:
         made += [(row, encoded_plain[id(row)])] if not row.messages else [(row, next(encoded)) for _ in texts]
     return made, problems
+
+
+def _pairs(rows: Sequence[Row], tokenizer: Any) -> tuple[list[tuple[Row, Tokenized, Tokenized]], list[str]]:
+    """Both answers of each preference, and the problems of those that are none or cannot be read."""
+    problems = [f"{row.place}: no 'chosen' and 'rejected'" for row in rows if row.rejected is None]
+    answers = [answer for row in rows if row.rejected for answer in (row, row.rejected)]
+    made, unreadable = _tokenized(answers, tokenizer, ASSISTANT)
+    texts: dict[int, list[Tokenized]] = {}
+    for answer, example in made:
+        texts.setdefault(id(answer), []).append(example)
+    pairs = []
+    for row in rows:
+        chosen, rejected = texts.get(id(row), []), texts.get(id(row.rejected), [])
+        if len(chosen) == len(rejected) == 1:
+            pairs.append((row, chosen[0], rejected[0]))
+        elif chosen and rejected:
+            problems.append(f"{row.place}: the chat template renders the turns of its answer in several texts")
+    return pairs, problems + unreadable
 
 
 def _rendered(chat: ChatFormat, row: Row, roles: Sequence[str]) -> list[Rendered]:

@@ -15,8 +15,9 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 def line_plot(title: str, x_label: str, curves: Curves, log_y: bool = False) -> str:
     """Curves by name, each with its x and y values."""
     figure, axes = _figure(title, x_label)
-    for (name, (x, y)), colour in zip(curves.items(), COLOURS, strict=False):
-        axes.plot(x, y, label=name, color=colour, linewidth=1.5)
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        again, colour = divmod(number, len(COLOURS))
+        axes.plot(x, y, label=name, color=COLOURS[colour], linestyle="--" if again else "-", linewidth=1.5)
     if log_y:
         axes.set_yscale("log")
     if len(curves) > 1:

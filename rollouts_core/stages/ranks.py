@@ -80,10 +80,8 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
         return -1, f"rank {rank} of {group.processes} {ENDED_BY} {signal.Signals(killed[rank]).name}"
     if 0 not in statuses:
         rank = min(statuses)
-        return (
-            -1,
-            f"rank {rank} of {group.processes} ended with exit status {statuses[rank]}: its last words are in the log",
-        )
+        how = f"ended with exit status {statuses[rank]}: its last words are in the log"
+        return -1, f"rank {rank} of {group.processes} {how}"
     return statuses[0], ""
 
 
@@ -122,7 +120,7 @@ SIOCGIFADDR = 0x8915
 
 
 def _use_interface_towards(address: str) -> None:
-    """Have gloo and NCCL talk over the network of the group; by themselves they take the host's name for it."""
+    """Have gloo and NCCL talk over the network of the group; by themselves they take the host's name for it. IPv4."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         own = probe.getsockname()[0]
