@@ -1,0 +1,86 @@
+"""What scores say, and how surely: pass@k, intervals, and whether one policy is above another on the same prompts.
+
+Decision: prompts are what is drawn at random, not samples: several samples of a prompt are averaged first, and
+intervals and tests go over prompts. Otherwise ten samples of each of fifty prompts would look like five hundred.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+RESAMPLES = 10_000
+EXACT = 14
+"""Up to so many differing prompts all signs are tried, 16,384 of them."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over prompts, and where it lies with 95 % confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far one policy is above another on the same prompts."""
+
+    difference: Interval
+    p_value: float
+    """How often as large a difference, up or down, would come if the two were alike."""
+    better: int
+    """Prompts."""
+    worse: int
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that one of k samples is correct, estimated without bias from n >= k: 1 - C(n - c, k) / C(n, k)
+    (arXiv 2107.03374, eq. 1). Raises ValueError for k above n."""
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples of a prompt, and there are {samples}")
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def bootstrap_interval(scores: Sequence[float], seed: int = 0) -> Interval:
+    """The percentile bootstrap over prompts (Efron 1979), seeded."""
+    values = np.asarray(scores, np.float64)
+    drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
+    return _interval(values, values[drawn].mean(1))
+
+
+def compare(scores: Sequence[float], others: Sequence[float], seed: int = 0) -> Comparison:
+    """Paired by prompt: the interval of the mean difference, and a sign-flip test of it (Fisher 1935).
+
+    The test is exact where few prompts differ, and drawn at random where many do. Raises ValueError for unlike lengths.
+    """
+    if len(scores) != len(others):
+        raise ValueError(f"{len(scores)} and {len(others)} scores are not of the same prompts")
+    differences = np.asarray(scores, np.float64) - np.asarray(others, np.float64)
+    return Comparison(
+        bootstrap_interval(differences.tolist(), seed),
+        _sign_flip(differences[differences != 0], seed),
+        int((differences > 0).sum()),
+        int((differences < 0).sum()),
+    )
+
+
+def _interval(values: Floats, means: Floats) -> Interval:
+    low, high = np.quantile(means, (0.025, 0.975))
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def _sign_flip(differing: Floats, seed: int) -> float:
+    count = len(differing)
+    if not count:
+        return 1.0
+    observed = abs(differing.sum())
+    if count <= EXACT:
+        signs = 1.0 - 2.0 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
+        return float((abs(signs @ differing) >= observed - 1e-12).mean())
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, count))
+    return float((1 + (abs(signs @ differing) >= observed - 1e-12).sum()) / (1 + RESAMPLES))
