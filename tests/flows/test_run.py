@@ -141,6 +141,7 @@ def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     assert records == {"Lost", "Completed"}
 
 
+@pytest.mark.slow
 def test_the_temporary_server_is_restarted_when_killed_and_ends_with_a_killed_orchestrator(
     config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_whoever_stops_waiting_ends_the_job(stages: Plan, session: MachineSessio
     assert not session.store.has(stages.sft.artifact)
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bits(
     small_config: dict[str, Any], session: MachineSession, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_killed_job_is_mendable_and_goes_on_from_its_checkpoint_to_the_same_bi
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_job_that_lost_its_lease_ends_at_once_and_a_retry_mends_it(stages: Plan, session: MachineSession) -> None:
     assert stages.sft is not None
     stage = replace(stages.sft, spec=replace(stages.sft.spec, training=replace(stages.sft.spec.training, steps=10**6)))

@@ -46,7 +46,7 @@ def assert_same(told: Any, expected: Any, weights: dict[str, torch.Tensor], back
         torch.testing.assert_close(weights[name], value, atol=1e-4, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("what", ["train", "checkpointing"])
+@pytest.mark.parametrize("what", ["train", pytest.param("checkpointing", marks=pytest.mark.slow)])
 def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     """The gradients' norm is compared before clipping, the weights after four steps."""
     told, weights = on_ranks(what, tmp_path)
@@ -62,6 +62,7 @@ def test_adapters_in_shards_are_adapters(tmp_path: Path) -> None:
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_muon_in_shards_is_muon(tmp_path: Path) -> None:
     told, _ = on_ranks("muon", tmp_path)
     backend = alone("muon")
@@ -70,6 +71,7 @@ def test_muon_in_shards_is_muon(tmp_path: Path) -> None:
         assert one == pytest.approx(other, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_bfloat16_and_steps_in_float32(tmp_path: Path) -> None:
     told, weights = on_ranks("bfloat16", tmp_path)
     expected = train(alone(), range(STEPS))
