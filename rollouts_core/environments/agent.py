@@ -59,12 +59,11 @@ async def run_agent(state: AgentState, config: RunConfig) -> Trajectory:
 
     Raises what the environment's own methods raise; an endpoint that gives up ends the episode.
     """
-    trajectory = Trajectory(state)
+    start, events = state, list[Event]()
     while state.stop is None:
-        event = await next_event(state, config)
-        trajectory = trajectory.followed_by([event])
-        state = apply(state, event)
-    return trajectory
+        events.append(await next_event(state, config))
+        state = apply(state, events[-1])
+    return Trajectory(start, tuple(events))
 
 
 async def next_event(state: AgentState, config: RunConfig) -> Event:

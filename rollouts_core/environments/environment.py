@@ -34,7 +34,7 @@ class Environment(Protocol):
 class Functions:
     """An environment made of functions. Fits `Environment`.
 
-    `begin` makes the first messages of a row; `reply` is given an answer without a call, and the state.
+    `messages` makes the first ones of a row; `reply` is given an answer without a call, and the state.
     """
 
     messages: Callable[[Mapping[str, Any]], Sequence[Message]]

@@ -9,7 +9,7 @@ Decision: a state is a fold of events over the state before. Models, tools and c
 the events. So an episode can be resumed from any state, and replayed from its record, without asking anybody again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -146,9 +146,6 @@ class Trajectory:
     @property
     def final(self) -> AgentState:
         return self.states[-1]
-
-    def followed_by(self, events: Sequence[Event]) -> "Trajectory":
-        return Trajectory(self.start, (*self.events, *events))
 
 
 def _answered(state: AgentState, event: Answered) -> AgentState:

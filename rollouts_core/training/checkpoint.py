@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rollouts_core.errors import BadInput
-from rollouts_core.training.backend import LazyTrainFuture, TrainFuture
+from rollouts_core.training.backend import ImmediateTrainFuture, LazyTrainFuture, TrainFuture
 
 STATE = "state"
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -131,7 +131,9 @@ def save_training_state(
             gathered = whole(value)
             if _is_rank_zero():
                 copied[name] = gathered.to("cpu", copy=True).contiguous()
-        return LazyTrainFuture(partial(_write_whole, directory, copied, finish) if _is_rank_zero() else _nothing)
+        if not _is_rank_zero():
+            return ImmediateTrainFuture(None)
+        return LazyTrainFuture(partial(_write_whole, directory, copied, finish))
     writer = HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True)
     shards = save_shards(state, storage_writer=writer, process_group=group)
     assert isinstance(shards, Future), "shards are copied at once, and written by a thread"
@@ -155,10 +157,6 @@ def _await_shards(directory: Path, shards: Future[Any], finish: Callable[[], Non
 def _finish(directory: Path, rng: Mapping[str, torch.Tensor], details: Mapping[str, Any]) -> None:
     save_file(dict(rng), directory / "rng.safetensors")
     (directory / "training.json").write_text(json.dumps(details))
-
-
-def _nothing() -> None:
-    """What there is to write for a rank whose part rank 0 writes."""
 
 
 def _is_rank_zero() -> bool:

@@ -262,7 +262,7 @@ def test_no_order_of_events_breaks_a_state(events: list[Any]) -> None:
         assert behind.messages[: len(state.messages)] == state.messages
         assert behind.seconds >= state.seconds and behind.turn_idx >= state.turn_idx
         assert state.stop is None
-        trajectory, state = trajectory.followed_by([event]), behind
+        trajectory, state = Trajectory(trajectory.start, (*trajectory.events, event)), behind
     kept = trajectory_from_data(json.loads(json.dumps(trajectory_to_data(trajectory))))
     assert kept.states == trajectory.states
     assert kept.final == state
