@@ -12,6 +12,7 @@ from pathlib import Path
 from infra.needs import check_task_runner, fitting_hosts, passed_variables
 from rollouts_core.algorithms import CustomAlgorithm
 from rollouts_core.config import PipelineConfig
+from rollouts_core.environments.named import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
 from rollouts_core.rewards.functions import load_reward
@@ -64,6 +65,8 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks += [partial(load_reward, name) for name in rewards]
     if config.rl and isinstance(config.rl.algorithm, CustomAlgorithm):
         checks.append(partial(load_function, config.rl.algorithm.function, {}, "algorithm"))
+    if config.environment is not None:
+        checks.append(partial(_check_environment, config))
     checks.append(partial(check_task_runner, config.data.tokenization))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
@@ -76,6 +79,13 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     if problems:
         raise BadInput(problems, f"config {config.name}")
     return stages[0]
+
+
+def _check_environment(config: PipelineConfig) -> None:
+    assert config.environment is not None, "asked where there is one"
+    environment = load_environment(config.environment.name)
+    if config.machine.kind == "local":
+        check_environment(environment)
 
 
 def check_server(url: str) -> None:

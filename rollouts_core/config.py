@@ -42,12 +42,19 @@ Pin = Annotated[
 ]
 
 
+Layout = Annotated[
+    Literal["rows", "gsm8k", "math"],
+    Field(description="How rows are laid out: as ours, or as those of GSM8K or MATH."),
+]
+
+
 @part
 class Jsonl:
     """Chat rows from a JSONL file: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`."""
 
     kind: Literal["jsonl"] = "jsonl"
     path: Operational[DataPath]
+    layout: Layout = "rows"
     sha256: Operational[Pin] = None
 
 
@@ -57,6 +64,7 @@ class Parquet:
 
     kind: Literal["parquet"] = "parquet"
     path: Operational[DataPath]
+    layout: Layout = "rows"
     sha256: Operational[Pin] = None
 
 
@@ -66,6 +74,7 @@ class Arrow:
 
     kind: Literal["arrow"] = "arrow"
     path: Operational[DataPath]
+    layout: Layout = "rows"
     sha256: Operational[Pin] = None
 
 
@@ -81,6 +90,7 @@ class HubDataset:
     data_files: Operational[tuple[str, ...]] = Field(
         default=(), description="Local files, for builders that read files."
     )
+    layout: Layout = "rows"
     messages_column: str = Field(default="messages", description="Column with the list of messages.")
     answer_column: str = Field(default="answer", description="Column with the answer that rewards compare with.")
     streaming: Operational[bool] = Field(
@@ -233,6 +243,17 @@ class DPOConfig:
 
 
 @part
+class EnvironmentConfig:
+    """What the policy acts in, turn by turn. Rows of prompts and held-out prompts are then whatever it begins with."""
+
+    name: Operational[str] = Field(
+        min_length=1, description="Shipped, 'package.module:function' or 'file.py:function' (or a class)."
+    )
+    max_turns: int = Field(default=8, ge=1, description="Answers of the policy in one episode, at most.")
+    tool_seconds: Operational[float] = Field(default=30.0, gt=0, description="Deadline of one call of a tool.")
+
+
+@part
 class RolloutsConfig:
     """How samples for RL are generated, and how far they may be behind the weights that they train."""
 
@@ -297,8 +318,12 @@ class RLConfig:
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all its turns.")
     reward: str = Field(default="exact_match", description="Shipped, 'package.module:function' or 'file.py:function'.")
+    reward_failure: Literal["stop", "drop", "zero"] = Field(
+        default="stop",
+        description="A reward that raises, hangs or gives no number: end the run, drop the group, or give nothing.",
+    )
     kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL divergence to the policy RL began with.")
     kl_as: Literal["loss", "reward"] = Field(
         default="loss", description="A term of the loss, or k1 taken off each token's reward."
@@ -460,11 +485,34 @@ class ResultsConfig:
 
 @part
 class EvaluationConfig:
-    """Greedy answers to the held-out prompts, scored before training and after SFT, DPO and RL."""
+    """Answers to the held-out prompts, scored before training and after SFT, DPO and RL; greedy unless `temperature`
+    says otherwise."""
 
     limit: int | None = Field(default=None, ge=1, description="Only the first so many held-out prompts.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all its turns.")
     reward: str = Field(default="exact_match", description="Scores an answer; 1 or more counts as correct.")
+    samples_per_prompt: int = Field(default=1, ge=1, description="Answers to each prompt.")
+    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    pass_at: tuple[int, ...] = Field(default=(), description="Each k of pass@k, at most samples_per_prompt.")
+    slices: tuple[str, ...] = Field(default=(), description="Columns by whose values results are told apart.")
+    failures_allowed: float = Field(
+        default=0.01, ge=0, le=1, description="Share of answers that may fail, or fail to be scored."
+    )
+    during_rl: Operational[bool] = Field(
+        default=False, description="Also the policy of each RL segment, while the next one is trained."
+    )
+    reward_seconds: Operational[float] = Field(default=300.0, gt=0, description="Deadline of scoring one prompt.")
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> "EvaluationConfig":
+        problems = [
+            f"pass_at {k} is not within 1 to samples_per_prompt {self.samples_per_prompt}"
+            for k in self.pass_at
+            if not 1 <= k <= self.samples_per_prompt
+        ]
+        if self.samples_per_prompt > 1 and not self.temperature:
+            problems.append(f"samples_per_prompt {self.samples_per_prompt}: greedy answers are all the same")
+        return _or_raise(self, problems)
 
 
 @part
@@ -495,6 +543,9 @@ class PipelineConfig:
     sft: SFTConfig | None = Field(default_factory=SFTConfig, description="Supervised fine-tuning; null to leave out.")
     dpo: DPOConfig | None = Field(default=None, description="Direct preference optimization; null to leave out.")
     rl: RLConfig | None = Field(default_factory=RLConfig, description="Reinforcement learning; null to leave out.")
+    environment: EnvironmentConfig | None = Field(
+        default=None, description="What the policy acts in; null: each prompt has one answer."
+    )
     backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its device.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
     machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")

@@ -3,7 +3,8 @@
     Message         one turn of a conversation, with the tools it calls
     ToolResult      what a call came to
     Prompt          a tokenized prompt with what its reward needs
-    Sample          one answer to one prompt: tokens, mask, log-probabilities, weight versions, reward
+    Sample          one answer to one prompt, of one turn or several: tokens, mask, log-probabilities, weight versions,
+                    reward
 
 All are frozen; a change makes a new value (`dataclasses.replace`).
 """
@@ -11,7 +12,11 @@ All are frozen; a change makes a new value (`dataclasses.replace`).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollouts_core.environments.episode import Trajectory
 
 
 class Status(StrEnum):
@@ -73,21 +78,30 @@ class Prompt:
 class Sample:
     prompt: Prompt
     response: str
-    """The answer as text, without special tokens."""
+    """The answer as text, without special tokens; of several turns, the last."""
     tokens: tuple[int, ...]
     """Prompt and answer as the engine saw and made them; never encoded again."""
     loss_mask: tuple[int, ...]
     """Per token: 1 where the policy made it."""
     rollout_log_probs: tuple[float, ...]
-    """Per answer token, under the weights and temperature it was sampled with."""
+    """Per token behind the prompt, under the weights and temperature it was sampled with; 0 for observed ones."""
     weight_versions: tuple[int, ...]
-    """Per answer token."""
+    """Per token behind the prompt; of observed ones, that of the turn before."""
     group_index: int
     """Which prompt of the batch it answers."""
     status: Status
     reward: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    episode: int = 0
+    """Which of its group's answers it is. An answer whose earlier turns are rendered anew is several samples."""
+    trajectory: "Trajectory | None" = None
+    """Of an answer in an environment."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """What the reward was made of, by name."""
+    turn_rewards: tuple[float, ...] = ()
+    """What of the reward single turns have earned; empty where only the whole counts."""
 
-    @property
+    @cached_property
     def response_length(self) -> int:
-        return len(self.rollout_log_probs)
+        """Tokens that the policy made."""
+        return sum(self.loss_mask)

@@ -26,13 +26,14 @@ def identify_function(name: str, shipped: Mapping[str, Any], what: str) -> Exter
     return External({"sha256": digest, "function": function}, location, (str(source),))
 
 
-def load_function(location: str, shipped: Mapping[str, Any], what: str) -> Any:
-    """Import the function. Raises `BadInput` when its module fails to import or lacks it."""
+def load_function(location: str, shipped: Mapping[str, Any], what: str, kinds: tuple[type, ...] = ()) -> Any:
+    """Import the function, or a value of one of these kinds. Raises `BadInput` when its module fails to import or
+    lacks it."""
     if location in shipped:
         return shipped[location]
     source, name = _find(location, shipped, what)
     function = getattr(_import(location.rpartition(":")[0], source, what), name, None)
-    if not callable(function):
+    if not callable(function) and not isinstance(function, kinds):
         raise BadInput(f"{what} {location}: {source} has no function {name!r}")
     return function
 

@@ -8,13 +8,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollouts_core.config import Arrow, HubDataset, Jsonl, Parquet, Source
+from rollouts_core.data.layouts import NotLaidOutSo, laid_out
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External, is_url
 
@@ -34,14 +35,25 @@ class RawRow:
 
 
 def raw_rows(source: Source, external: External, wanted: Wanted) -> Iterator[RawRow]:
-    """Raises `BadInput` when the source cannot be read, or at its end when it is not what it is pinned to."""
+    """Laid out as ours. Raises `BadInput` when the source cannot be read, or at its end when it is not what it is
+    pinned to."""
     match source:
         case Jsonl():
-            return _jsonl(external, wanted)
+            rows = _jsonl(external, wanted)
         case Parquet() | Arrow():
-            return _columnar(source, external, wanted)
+            rows = _columnar(source, external, wanted)
         case HubDataset():
-            return _dataset(source, external, wanted)
+            rows = _dataset(source, external, wanted)
+    return (_laid_out(source.layout, row) for row in rows)
+
+
+def _laid_out(layout: str, row: RawRow) -> RawRow:
+    if row.value is None:
+        return row
+    try:
+        return replace(row, value=laid_out(layout, row.value))
+    except NotLaidOutSo as error:
+        return replace(row, value=None, problem=f"no row of the layout {layout}: {error}")
 
 
 def _jsonl(external: External, wanted: Wanted) -> Iterator[RawRow]:

@@ -105,7 +105,7 @@ def _rendered_anew(
     whole, render = _rendered(chat, messages, tools, marked)
     if not marked:
         return _by_prefixes(whole.text, messages, roles, given, render, chat.special)
-    asked = _shared(whole.text, render(messages[:given], prompt=True)) if given else 0
+    asked = common_prefix(whole.text, render(messages[:given], prompt=True)) if given else 0
     return [Rendered(whole.text, tuple((max(start, asked), end) for start, end in whole.spans if end > asked))]
 
 
@@ -113,6 +113,11 @@ def render_prompt(chat: ChatFormat, messages: Messages, tools: Sequence[Data] = 
     """Ready for the assistant to go on from. Raises `BadInput` when the template fails."""
     _, render = _rendered(chat, messages, tools)
     return render(messages, prompt=True)
+
+
+def fitting_render(chat: ChatFormat, messages: Messages, tools: Sequence[Data] = ()) -> "Render":
+    """In the form of messages that the template takes. Raises `BadInput` when it takes none, or loses something."""
+    return _rendered(chat, messages, tools)[1]
 
 
 @lru_cache(maxsize=64)
@@ -125,7 +130,7 @@ def _by_prefixes(
     messages: Messages,
     roles: Sequence[str],
     given: int,
-    render: "_Render",
+    render: "Render",
     special: re.Pattern[str],
 ) -> list[Rendered]:
     """From the last turn to the first: a turn joins the text at hand where that holds it, and begins another else."""
@@ -134,29 +139,29 @@ def _by_prefixes(
         if messages[index].role not in roles:
             continue
         upto = whole if index == len(messages) - 1 else render(messages[: index + 1])
-        held = _held(upto, texts[-1], special)
+        held = held_until(upto, texts[-1], special)
         if not held:
             texts.append(upto)
             spans.append([])
         start = _start(messages, index, upto, render)
-        spans[-1].append((start, _end(upto, start, held or len(upto), special)))
+        spans[-1].append((start, end_of_turn(upto, start, held or len(upto), special)))
     learnt = [Rendered(text, tuple(reversed(found))) for text, found in zip(texts, spans, strict=True) if found]
     return learnt or [Rendered(whole, ())]
 
 
-def _held(upto: str, text: str, special: re.Pattern[str]) -> int:
+def held_until(upto: str, text: str, special: re.Pattern[str]) -> int:
     """Up to where a text holds the beginning of a conversation; 0 where it does not.
 
     It may lack what the template puts behind the last turn of all: more special tokens, and whitespace.
     """
     if text.startswith(upto):
         return len(upto)
-    same = _shared(upto, text)
+    same = common_prefix(upto, text)
     end = max((match.end() for match in special.finditer(upto) if match.end() <= same), default=0)
     return 0 if special.sub("", upto[end:]).strip() else end
 
 
-def _start(messages: Messages, index: int, upto: str, render: "_Render") -> int:
+def _start(messages: Messages, index: int, upto: str, render: "Render") -> int:
     """Where the turn's own words begin: the assistant's, behind what the model is given to go on from.
 
     Where a template primes the model with words that the turn itself does not have (an opened thought), the turn
@@ -168,16 +173,16 @@ def _start(messages: Messages, index: int, upto: str, render: "_Render") -> int:
         if upto.startswith(before):
             return len(before)
     other = replace(messages[index], content=STAND_IN + messages[index].content)
-    return min(_shared(upto, before), _shared(upto, render([*messages[:index], other])))
+    return min(common_prefix(upto, before), common_prefix(upto, render([*messages[:index], other])))
 
 
-def _end(upto: str, start: int, end: int, special: re.Pattern[str]) -> int:
+def end_of_turn(upto: str, start: int, end: int, special: re.Pattern[str]) -> int:
     kept = upto[start:end].rstrip()
     last = max((match.end() for match in special.finditer(kept)), default=0)
     return start + len(kept) if last == len(kept) else end
 
 
-def _shared(first: str, second: str) -> int:
+def common_prefix(first: str, second: str) -> int:
     """How many first characters are the same."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
@@ -187,7 +192,7 @@ Form = Callable[[Messages], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class _Render:
+class Render:
     """Beginnings of one conversation through the template."""
 
     chat: ChatFormat
@@ -225,11 +230,11 @@ class _Render:
 
 def _rendered(
     chat: ChatFormat, messages: Messages, tools: Sequence[Data], marked: bool = False
-) -> tuple[Rendered, _Render]:
+) -> tuple[Rendered, Render]:
     """With the form of messages that the template takes. Raises `BadInput` when it takes none, or loses something."""
     problems = []
     for form in (_plain, _pasted, _blocks):
-        render = _Render(chat, tools, form)
+        render = Render(chat, tools, form)
         try:
             whole = render.marked(messages) if marked else Rendered(render(messages), ())
             if not (lost := _lost(whole.text, messages, tools, render)):
@@ -240,7 +245,7 @@ def _rendered(
     raise BadInput(problems[0])
 
 
-def _lost(text: str, messages: Messages, tools: Sequence[Data], render: _Render) -> str:
+def _lost(text: str, messages: Messages, tools: Sequence[Data], render: Render) -> str:
     """What the template passes over: a tool, a call, or the last turn's words; thoughts may be."""
     for name in (tool["function"]["name"] for tool in tools):
         if name not in text:

@@ -61,6 +61,10 @@ class RowShard:
     problems: tuple[str, ...]
 
 
+Begin = Callable[[Mapping[str, Any]], tuple[Sequence[Message], Sequence[Data]]]
+"""Makes the first messages, and the tools there are, of a row that may be anything."""
+
+
 def load_rows(source: Source, external: External) -> list[Row]:
     """All rows of a source. Raises `BadInput` listing up to 20 faulty rows, or saying that there are none."""
     rows: list[Row] = []
@@ -80,13 +84,17 @@ def load_rows(source: Source, external: External) -> list[Row]:
     return rows
 
 
-def read_rows(source: Source, external: External) -> Iterator[Row | FaultyRow]:
+def read_rows(source: Source, external: External, begin: Begin | None = None) -> Iterator[Row | FaultyRow]:
     """One after another. Raises `BadInput` as `raw_rows` does."""
-    return map(_checked, raw_rows(source, external, lambda index: True))
+    return (_checked(raw, begin) for raw in raw_rows(source, external, lambda index: True))
 
 
 def row_shards(
-    source: Source, external: External, size: int, wanted: Callable[[int], bool] = lambda shard: True
+    source: Source,
+    external: External,
+    size: int,
+    wanted: Callable[[int], bool] = lambda shard: True,
+    begin: Begin | None = None,
 ) -> Iterator[RowShard]:
     """Every `size` rows, one shard after another; those that are not wanted without their content.
 
@@ -95,14 +103,27 @@ def row_shards(
     raw = raw_rows(source, external, lambda index: wanted(index // size))
     for number, group in groupby(raw, lambda row: row.index // size):
         members = list(group)
-        rows = [_checked(row) for row in members] if wanted(number) else []
+        rows = [_checked(row, begin) for row in members] if wanted(number) else []
         good = tuple(row for row in rows if isinstance(row, Row))
         yield RowShard(number, len(members), good, tuple(str(row) for row in rows if isinstance(row, FaultyRow)))
 
 
-def _checked(raw: RawRow) -> Row | FaultyRow:
+def _checked(raw: RawRow, begin: Begin | None) -> Row | FaultyRow:
+    if begin is not None and not raw.problem:
+        return _begun(raw, begin)
     problem = raw.problem or _problem(raw.value)
     return FaultyRow(raw.place, problem) if problem else _row(raw)
+
+
+def _begun(raw: RawRow, begin: Begin) -> Row | FaultyRow:
+    """What the environment makes of a row, which it is given whole again when an episode begins."""
+    try:
+        messages, tools = begin(raw.value)
+    except Exception as error:  # an environment's own code
+        return FaultyRow(raw.place, f"the environment cannot begin with it: {type(error).__name__}: {error}")
+    if not messages:
+        return FaultyRow(raw.place, "the environment begins with no message")
+    return Row(tuple(messages), raw.value, raw.index, raw.place, tools=tuple(tools))
 
 
 def _problem(value: Data) -> str:

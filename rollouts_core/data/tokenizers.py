@@ -1,9 +1,11 @@
 """Tokenizers: pretrained by name, or made from the training data for models from scratch.
 
-A tokenizer made here marks turns with `<|role|>`, ends the assistant's with `<|end|>`, and carries that as its chat
-template, so that the rest of the library knows only "the tokenizer's own template".
+A tokenizer made here marks turns with `<|role|>`, ends the assistant's with `<|end|>`, names the tools before all
+turns, writes calls as Qwen and Hermes do, and carries that as its chat template, so that the rest of the library knows
+only "the tokenizer's own template".
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizerSpec
+from rollouts_core.types import ToolCall
 
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
 SPECIAL = [PAD, END, UNKNOWN, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+CALL = "<tool_call>{{ call.function | tojson }}</tool_call>"
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}<|tool|>{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}" + CALL + "{% endfor %}"
     "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -58,6 +64,12 @@ def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], max_length: int) 
     )
 
 
+def call_text(call: ToolCall) -> str:
+    """As the template made here writes it."""
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    return f"<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
+
+
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     tokenizer.save_pretrained(str(directory))
 
@@ -74,7 +86,8 @@ def _character(texts: Iterable[str]) -> Tokenizer:
 
 def _byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     core = Tokenizer(models.BPE(unk_token=None))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

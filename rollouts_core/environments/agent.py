@@ -23,7 +23,7 @@ from rollouts_core.environments.episode import (
     apply,
 )
 from rollouts_core.environments.tools import failed
-from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.errors import ContextOverflow, EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.types import ToolCall, ToolResult
 
 
@@ -33,7 +33,8 @@ class Endpoint(Protocol):
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """The next turn, of at most so many tokens.
 
-        Raises `EngineUnavailable`, `EngineRefused` or `MalformedAnswer` once it has tried as often as it does.
+        Raises `EngineUnavailable`, `EngineRefused` or `MalformedAnswer` once it has tried as often as it does, and
+        `ContextOverflow` where nothing more fits the model's context.
         """
 
 
@@ -92,6 +93,8 @@ async def _next(state: AgentState, config: RunConfig) -> Event:
         return Stopped(StopReason.MAX_TOKENS)
     try:
         return await config.endpoint.complete(state, tokens)
+    except ContextOverflow as error:
+        return Stopped(StopReason.MAX_TOKENS, str(error))
     except (EngineUnavailable, EngineRefused, MalformedAnswer) as error:
         return Stopped(StopReason.FAILED, str(error))
 

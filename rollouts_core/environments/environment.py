@@ -15,7 +15,10 @@ from rollouts_core.types import Message, ToolCall, ToolResult
 
 
 class Environment(Protocol):
-    """Any class that has these fits; none needs to be inherited from."""
+    """Any class that has these fits; none needs to be inherited from.
+
+    One that needs something of its machine may have `check()` as well, which raises `BadInput` where that is lacking.
+    """
 
     def begin(self, row: Mapping[str, Any]) -> AgentState:
         """The episode's first state, from a row of data."""
@@ -42,6 +45,8 @@ class Functions:
     reply: Callable[[Message, AgentState], Replied] = lambda message, state: Replied()
     knows: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda row: {}
     """What is known of an episode at its beginning."""
+    check: Callable[[], None] = lambda: None
+    """Raises `BadInput` where the machine lacks what the tools need."""
 
     def begin(self, row: Mapping[str, Any]) -> AgentState:
         schemas = tuple(tool.schema for tool in self.tools)

@@ -53,6 +53,21 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """A turn as tokens, exactly as the engine was given and made them."""
+
+    given: tuple[int, ...]
+    """What the engine was given: all of it; or, where the turn `continues` the one before, what came in between."""
+    tokens: tuple[int, ...]
+    """What it made, the stop token included."""
+    log_probs: tuple[float, ...]
+    weight_versions: tuple[int, ...]
+    continues: bool = False
+    differs: bool = False
+    """Whether encoding the conversation anew would have given the engine other tokens."""
+
+
+@dataclass(frozen=True)
 class AgentState:
     """One moment of an episode."""
 
@@ -66,6 +81,8 @@ class AgentState:
     pending_tool_calls: tuple[ToolCall, ...] = ()
     """Of the last answer, not carried out yet."""
     usage: Usage = Usage()
+    sampled: tuple[Sampled, ...] = ()
+    """Every turn's tokens, where an engine of ours answers."""
     seconds: float = 0.0
     stop: StopReason | None = None
     """None while it goes on."""
@@ -74,7 +91,8 @@ class AgentState:
     @property
     def awaits_environment(self) -> bool:
         """Whether the assistant has answered without a call, so that it is for the environment to reply."""
-        return self.stop is None and not self.pending_tool_calls and self.messages[-1].role == "assistant"
+        answered = bool(self.messages) and self.messages[-1].role == "assistant"
+        return self.stop is None and not self.pending_tool_calls and answered
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,7 @@ class Answered:
     usage: Usage = Usage()
     cut_off: bool = False
     seconds: float = 0.0
+    sampled: Sampled | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +166,12 @@ class Trajectory:
     def final(self) -> AgentState:
         return self.states[-1]
 
+    def followed_by(self, event: Event) -> "Trajectory":
+        """Raises ValueError as `apply` does."""
+        longer = Trajectory(self.start, (*self.events, event))
+        vars(longer)["states"] = (*self.states, apply(self.final, event))  # known already: not folded again
+        return longer
+
 
 def _answered(state: AgentState, event: Answered) -> AgentState:
     if state.pending_tool_calls:
@@ -157,6 +182,7 @@ def _answered(state: AgentState, event: Answered) -> AgentState:
         turn_idx=state.turn_idx + 1,
         pending_tool_calls=() if event.cut_off else event.message.tool_calls,
         usage=state.usage + event.usage,
+        sampled=(*state.sampled, event.sampled) if event.sampled else state.sampled,
         seconds=state.seconds + event.seconds,
         stop=StopReason.LENGTH if event.cut_off else None,
     )

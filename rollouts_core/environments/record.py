@@ -11,6 +11,7 @@ from rollouts_core.environments.episode import (
     Event,
     Observed,
     Replied,
+    Sampled,
     Stopped,
     StopReason,
     Trajectory,
@@ -38,6 +39,7 @@ def state_to_data(state: AgentState) -> dict[str, Any]:
         "environment": dict(state.environment),
         "pending_tool_calls": [asdict(call) for call in state.pending_tool_calls],
         "usage": asdict(state.usage),
+        "sampled": [vars(turn) for turn in state.sampled],
     }
 
 
@@ -49,6 +51,7 @@ def state_from_data(data: Mapping[str, Any]) -> AgentState:
             "tools": tuple(data["tools"]),
             "pending_tool_calls": tuple(ToolCall(**call) for call in data["pending_tool_calls"]),
             "usage": Usage(**data["usage"]),
+            "sampled": tuple(_sampled_from_data(turn) for turn in data["sampled"]),
             "stop": StopReason(data["stop"]) if data["stop"] else None,
         }
     )
@@ -58,7 +61,8 @@ def _event_to_data(event: Event) -> dict[str, Any]:
     data = {entry.name: getattr(event, entry.name) for entry in fields(event)}
     match event:
         case Answered():
-            data |= {"message": _message_to_data(event.message), "usage": asdict(event.usage)}
+            sampled = vars(event.sampled) if event.sampled else None
+            data |= {"message": _message_to_data(event.message), "usage": asdict(event.usage), "sampled": sampled}
         case Observed():
             data |= {"results": [asdict(result) for result in event.results]}
         case Replied():
@@ -71,7 +75,8 @@ def _event_from_data(data: Mapping[str, Any]) -> Event:
     match KINDS[data["event"]]:
         case kind if kind is Answered:
             message, usage = _message_from_data(given["message"]), Usage(**given["usage"])
-            return Answered(**{**given, "message": message, "usage": usage})
+            sampled = _sampled_from_data(given["sampled"]) if given["sampled"] else None
+            return Answered(**{**given, "message": message, "usage": usage, "sampled": sampled})
         case kind if kind is Observed:
             results = (ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in given["results"])
             return Observed(**{**given, "results": tuple(results)})
@@ -79,6 +84,11 @@ def _event_from_data(data: Mapping[str, Any]) -> Event:
             return Replied(**{**given, "messages": tuple(_message_from_data(entry) for entry in given["messages"])})
         case _:
             return Stopped(StopReason(given["reason"]), given["error"])
+
+
+def _sampled_from_data(data: Mapping[str, Any]) -> Sampled:
+    kept: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return Sampled(**kept)
 
 
 def _message_to_data(message: Message) -> dict[str, Any]:

@@ -70,12 +70,13 @@ async def call_tool(tools: Sequence[Tool], call: ToolCall, seconds: float) -> To
 
     A plain function runs in a thread, which is left to itself where it takes longer.
     """
+    if call.malformed:
+        what = "the arguments are" if call.name else "the call is"
+        return failed(call, f"{what} no JSON object: {call.malformed[:200]}")
     found = {entry.name: entry for entry in tools}.get(call.name)
     if found is None:
         known = ", ".join(entry.name for entry in tools) or "there are none"
         return failed(call, f"no tool {call.name!r}; tools: {known}")
-    if call.malformed:
-        return failed(call, f"the arguments are no JSON object: {call.malformed[:200]}")
     try:
         arguments = found.arguments.model_validate(dict(call.arguments), strict=False)
     except ValidationError as error:

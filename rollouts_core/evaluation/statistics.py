@@ -6,7 +6,8 @@ intervals and tests go over prompts. Otherwise ten samples of each of fifty prom
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,15 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples of a prompt, and there are {samples}")
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The score interval of a binomial share (Wilson 1927, JASA 22): sound near 0 and 1, unlike the normal one."""
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share = correct / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / (1 + z * z / total)
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def bootstrap_interval(scores: Sequence[float], seed: int = 0) -> Interval:

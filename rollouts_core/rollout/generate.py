@@ -9,6 +9,7 @@ from typing import Any
 
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.rewards.scoring import compute_reward, rewarded
 from rollouts_core.rollout.groups import Group, request_for, to_sample
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.types import Prompt, Sample
@@ -27,10 +28,10 @@ def generate_samples(
     numbers = range(config.n_samples_per_prompt)
     completions = engine.generate([request_for(group, number, config, stop) for group in groups for number in numbers])
     texts = tokenizer.batch_decode([completion.tokens for completion in completions], skip_special_tokens=True)
-    of_group = [group for group in groups for _ in numbers]
+    places = [(group, number) for group in groups for number in numbers]
     return [
-        to_sample(group.prompt, group.place, completion, text)
-        for group, completion, text in zip(of_group, completions, texts, strict=True)
+        to_sample(group.prompt, group.place, completion, text, number)
+        for (group, number), completion, text in zip(places, completions, texts, strict=True)
     ]
 
 
@@ -38,14 +39,15 @@ def generate_rollout_batches(
     engine: TorchEngine,
     tokenizer: Any,
     data_buffer: DataBuffer,
-    score: Callable[[list[Sample]], list[Sample]],
+    reward: Callable[[Sample], float],
     config: RolloutConfig,
 ) -> Iterator[tuple[list[Sample], DataBuffer]]:
     """Scored batches without end, each with the buffer behind it; the engine's weights may change in between."""
     step = 0
     while True:
         prompts, data_buffer = data_buffer.get_prompts(config.batch_size)
-        yield score(generate_samples(engine, tokenizer, prompts, config, step)), data_buffer
+        samples = generate_samples(engine, tokenizer, prompts, config, step)
+        yield [rewarded(sample, compute_reward(sample, reward, config.scoring.name)) for sample in samples], data_buffer
         step += 1
 
 

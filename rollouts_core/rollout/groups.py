@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollouts_core.environments.record import trajectory_from_data, trajectory_to_data
 from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.sampling import request_seed
+from rollouts_core.rollout.episodes import Episode, episode_samples
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.types import Prompt, Sample, Status
 
+Answer = Completion | Episode
 STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
@@ -29,7 +32,7 @@ class Group:
     repeat: int
     """How often its prompt was issued for that batch before."""
     prompt: Prompt
-    answers: tuple[Completion | None, ...]
+    answers: tuple[Answer | None, ...]
     """Per sample: what is there so far; finish reason 'abort' means that it goes on."""
 
     @property
@@ -46,7 +49,7 @@ class Group:
         versions = [version for answer in self.answers if answer for version in answer.weight_versions]
         return min(versions, default=None)
 
-    def with_answer(self, number: int, answer: Completion | None) -> "Group":
+    def with_answer(self, number: int, answer: Answer | None) -> "Group":
         answers = (*self.answers[:number], answer, *self.answers[number + 1 :])
         return replace(self, answers=answers)
 
@@ -100,39 +103,38 @@ def best_filled(outcomes: Sequence[Outcome], wanted: int) -> list[Outcome]:
 def request_for(group: Group, number: int, config: RolloutConfig, stop: tuple[int, ...]) -> GenerationRequest:
     """What is still to be generated of one sample. Its draws follow from (seed, round, row, number of the sample)."""
     answer = group.answers[number]
-    numbered_on = group.repeat * config.n_samples_per_prompt + number
     return GenerationRequest(
         request_id=f"{group.name}/{number}",
         prompt_tokens=group.prompt.tokens,
         max_new_tokens=config.max_new_tokens,
         stop_token_ids=stop,
         temperature=config.temperature,
-        seed=request_seed(config.seed, group.round, group.prompt.source_row, numbered_on),
-        generated=answer.tokens if answer else (),
+        seed=seed_of(group, number, config),
+        generated=answer.tokens if isinstance(answer, Completion) else (),
         session=group.name,
     )
 
 
-def joined(before: Completion | None, after: Completion) -> Completion:
-    """An answer with what was there of it before."""
-    if before is None:
-        return after
-    return replace(
-        after,
-        tokens=before.tokens + after.tokens,
-        log_probs=before.log_probs + after.log_probs,
-        weight_versions=before.weight_versions + after.weight_versions,
-    )
+def seed_of(group: Group, number: int, config: RolloutConfig) -> int:
+    numbered_on = group.repeat * config.n_samples_per_prompt + number
+    return request_seed(config.seed, group.round, group.prompt.source_row, numbered_on)
 
 
 def to_samples(group: Group, tokenizer: Any) -> list[Sample]:
     """An answered group's samples, unscored. `group_index` is the group's place among those issued."""
-    answers = [answer for answer in group.answers if answer is not None]
-    texts = tokenizer.batch_decode([answer.tokens for answer in answers], skip_special_tokens=True)
-    return [to_sample(group.prompt, group.place, *pair) for pair in zip(answers, texts, strict=True)]
+    answers = ((number, answer) for number, answer in enumerate(group.answers) if answer is not None)
+    return [sample for pair in answers for sample in answer_samples(group.prompt, group.place, *pair, tokenizer)]
 
 
-def to_sample(prompt: Prompt, group_index: int, answer: Completion, text: str) -> Sample:
+def answer_samples(prompt: Prompt, group_index: int, number: int, answer: Answer, tokenizer: Any) -> list[Sample]:
+    """An answer's samples, unscored: one, unless it is an episode that was rendered anew in between."""
+    if isinstance(answer, Episode):
+        return episode_samples(prompt, group_index, number, answer)
+    text = tokenizer.decode(list(answer.tokens), skip_special_tokens=True)
+    return [to_sample(prompt, group_index, answer, text, number)]
+
+
+def to_sample(prompt: Prompt, group_index: int, answer: Completion, text: str, number: int = 0) -> Sample:
     return Sample(
         prompt=prompt,
         response=text,
@@ -142,22 +144,37 @@ def to_sample(prompt: Prompt, group_index: int, answer: Completion, text: str) -
         weight_versions=answer.weight_versions,
         group_index=group_index,
         status=STATUS[answer.finish_reason],
+        episode=number,
     )
 
 
 def group_to_data(group: Group) -> dict[str, Any]:
     """As JSON data; the prompt by its row."""
-    answers = [vars(answer) if answer else None for answer in group.answers]
+    answers = [answer_to_data(answer) if answer else None for answer in group.answers]
     place = {"round": group.round, "place": group.place, "repeat": group.repeat}
     return {**place, "row": group.prompt.source_row, "answers": answers}
 
 
 def group_from_data(data: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> Group:
-    answers = tuple(completion_from_data(answer) if answer else None for answer in data["answers"])
+    answers = tuple(answer_from_data(answer) if answer else None for answer in data["answers"])
     return Group(data["round"], data["place"], data["repeat"], prompts[data["row"]], answers)
 
 
-def completion_from_data(data: Mapping[str, Any]) -> Completion:
+def answer_to_data(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, Completion):
+        return vars(answer)
+    half = vars(answer.half) if answer.half else None
+    return {"request_id": answer.request_id, "trajectory": trajectory_to_data(answer.trajectory), "half": half}
+
+
+def answer_from_data(data: Mapping[str, Any]) -> Answer:
+    if "trajectory" not in data:
+        return _completion_from_data(data)
+    half = _completion_from_data(data["half"]) if data["half"] else None
+    return Episode(data["request_id"], trajectory_from_data(data["trajectory"]), half)
+
+
+def _completion_from_data(data: Mapping[str, Any]) -> Completion:
     return Completion(
         data["request_id"],
         tuple(data["tokens"]),

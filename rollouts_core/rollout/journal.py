@@ -1,6 +1,6 @@
 """The journal of finished rollouts: what a killed step had generated is trained on, not generated again.
 
-Decision: each completion is one appended line, written as it ends and before anything else is done with it. A line is
+Decision: each answer is one appended line, written as it ends and before anything else is done with it. A line is
 whole or, where the process died in its midst, passed over. Lines live until a checkpoint covers their step; a step
 that is trained again after a kill finds all its rollouts here. Numbers survive JSON to the last bit, so a step trained
 from its journal has the same gradient.
@@ -8,9 +8,8 @@ from its journal has the same gradient.
 
 from pathlib import Path
 
-from rollouts_core.inference.engine import Completion
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
-from rollouts_core.rollout.groups import completion_from_data
+from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
 
 
 class RolloutJournal:
@@ -24,20 +23,20 @@ class RolloutJournal:
         """Go on below another directory."""
         self._directory, self._open = directory, None
 
-    def finished(self, step: int, weight_version: int) -> dict[str, Completion]:
-        """The step's finished completions by request; those of other weights do not belong to it."""
+    def finished(self, step: int, weight_version: int) -> dict[str, Answer]:
+        """The step's finished answers by request; those of other weights do not belong to it."""
         found = {}
         for line in read_jsonl(self._path(step)):
-            completion = completion_from_data(line)
-            if set(completion.weight_versions) <= {weight_version}:
-                found[completion.request_id] = completion
+            answer = answer_from_data(line)
+            if set(answer.weight_versions) <= {weight_version}:
+                found[answer.request_id] = answer
         return found
 
-    def note(self, step: int, completion: Completion) -> None:
+    def note(self, step: int, answer: Answer) -> None:
         if self._open is None or self._open[0] != step:
             self._end_line(step)
             self._open = (step, JSONLLogger(self._path(step)))
-        self._open[1].log(vars(completion), step)
+        self._open[1].log(answer_to_data(answer), step)
 
     def forget(self, last_step: int) -> None:
         """Drop the steps that a checkpoint covers."""

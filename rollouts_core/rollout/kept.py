@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollouts_core.data.messages import messages_from_json, messages_to_json
+from rollouts_core.environments.record import trajectory_from_data, trajectory_to_data
 from rollouts_core.errors import BadInput
 from rollouts_core.rollout.manager import GeneratedBatch
 from rollouts_core.types import Prompt, Sample, Status
@@ -33,6 +34,10 @@ SCHEMA = pa.schema(
         "weight_versions": pa.list_(pa.int64()),
         "status": pa.string(),
         "reward": pa.float64(),
+        "episode": pa.int32(),
+        "rewards": pa.string(),
+        "turn_rewards": pa.list_(pa.float64()),
+        "trajectory": pa.string(),
     }
 )
 
@@ -91,6 +96,10 @@ def _row(sample: Sample) -> dict[str, Any]:
         "weight_versions": sample.weight_versions,
         "status": sample.status.value,
         "reward": sample.reward,
+        "episode": sample.episode,
+        "rewards": json.dumps(dict(sample.rewards)),
+        "turn_rewards": sample.turn_rewards,
+        "trajectory": json.dumps(trajectory_to_data(sample.trajectory)) if sample.trajectory else None,
     }
 
 
@@ -107,4 +116,8 @@ def _sample(row: dict[str, Any]) -> Sample:
         group_index=row["group_index"],
         status=Status(row["status"]),
         reward=row["reward"],
+        episode=row["episode"],
+        rewards=json.loads(row["rewards"]),
+        turn_rewards=tuple(row["turn_rewards"]),
+        trajectory=trajectory_from_data(json.loads(row["trajectory"])) if row["trajectory"] else None,
     )

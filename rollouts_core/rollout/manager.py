@@ -21,16 +21,27 @@ from anyio.abc import TaskGroup
 
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.errors import RolloutsStalled
-from rollouts_core.inference.engine import Completion, InferenceEngine
+from rollouts_core.inference.engine import InferenceEngine
+from rollouts_core.rewards.reward import AnyReward
+from rollouts_core.rewards.scoring import Scoring
+from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.filters import GroupFilter
 from rollouts_core.rollout.generate import new_groups
-from rollouts_core.rollout.groups import Choice, Group, Outcome, best_filled, choose, group_from_data, group_to_data
+from rollouts_core.rollout.groups import (
+    Answer,
+    Choice,
+    Group,
+    Outcome,
+    best_filled,
+    choose,
+    group_from_data,
+    group_to_data,
+)
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.work import (
     ABORTED,
     Counts,
-    Score,
     Workshop,
     first_error,
     refuse_endless_failure,
@@ -57,15 +68,16 @@ class AsyncRolloutManager:
         engine: InferenceEngine,
         tokenizer: Any,
         data_buffer: DataBuffer,
-        score: Score,
+        reward: AnyReward,
         config: RolloutConfig,
         filters: Mapping[str, GroupFilter] | None = None,
         journal: RolloutJournal | None = None,
+        acting: Acting | None = None,
     ) -> None:
         """`journal` keeps finished answers over a kill; on-policy only."""
         self._buffer, self._config, self._journal = data_buffer, config, journal
-        self._engine = engine
-        self._workshop = partial(Workshop, engine, tokenizer, score, filters or {}, config)
+        self._engine, self._scoring = engine, Scoring(reward, config.scoring)
+        self._workshop = partial(Workshop, engine, tokenizer, self._scoring, filters or {}, config, acting=acting)
         self._carried: list[Group] = []
 
     async def generate_batch(self, step: int) -> GeneratedBatch:
@@ -85,6 +97,10 @@ class AsyncRolloutManager:
         self._buffer, self._carried = batch.buffer, batch.carried
         return GeneratedBatch(samples_of(chosen), {**batch.counts.metrics(), **batch.metrics()})
 
+    async def aclose(self) -> None:
+        """End what rewards have opened."""
+        await self._scoring.aclose()
+
     def state(self) -> dict[str, Any]:
         """As JSON data: where the buffer stands, and what is carried over."""
         return {**self._buffer.position(), "groups": [group_to_data(group) for group in self._carried]}
@@ -93,12 +109,12 @@ class AsyncRolloutManager:
         self._buffer = self._buffer.at(state)
         self._carried = groups_from_state(state, self._buffer.prompts)
 
-    def _known(self, step: int) -> Mapping[str, Completion]:
+    def _known(self, step: int) -> Mapping[str, Answer]:
         return self._journal.finished(step, self._engine.weight_version) if self._journal else {}
 
     def _new_workshop(self) -> Workshop:
         places = anyio.CapacityLimiter(self._config.max_concurrent_samples)
-        return self._workshop(places, self._journal.note) if self._journal else self._workshop(places)
+        return self._workshop(places, note=self._journal.note) if self._journal else self._workshop(places)
 
 
 def samples_of(chosen: Sequence[Outcome]) -> tuple[Sample, ...]:
@@ -122,7 +138,7 @@ class _Round:
         config: RolloutConfig,
         buffer: DataBuffer,
         carried: Sequence[Group],
-        known: Mapping[str, Completion],
+        known: Mapping[str, Answer],
     ) -> None:
         self.step, self.config, self.buffer = step, config, buffer
         self.carried: list[Group] = []

@@ -19,12 +19,21 @@ import anyio
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import InferenceEngine
+from rollouts_core.rewards.reward import AnyReward
+from rollouts_core.rewards.scoring import Scoring
+from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.filters import GroupFilter
 from rollouts_core.rollout.generate import new_groups
 from rollouts_core.rollout.groups import Group, Outcome, best_filled, group_from_data, group_to_data, to_samples
 from rollouts_core.rollout.manager import GeneratedBatch, groups_from_state, samples_of
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import Counts, Score, Workshop, first_error, refuse_endless_failure, refuse_starvation
+from rollouts_core.rollout.work import (
+    Counts,
+    Workshop,
+    first_error,
+    refuse_endless_failure,
+    refuse_starvation,
+)
 
 
 class OverlappedRollouts:
@@ -35,14 +44,16 @@ class OverlappedRollouts:
         engine: InferenceEngine,
         tokenizer: Any,
         data_buffer: DataBuffer,
-        score: Score,
+        reward: AnyReward,
         config: RolloutConfig,
         filters: Mapping[str, GroupFilter] | None = None,
+        acting: Acting | None = None,
     ) -> None:
         """`config.max_staleness` must be at least 1."""
         self._engine, self._buffer, self._config = engine, data_buffer, config
+        self._scoring = Scoring(reward, config.scoring)
         places = anyio.CapacityLimiter(config.max_concurrent_samples)
-        self._workshop = Workshop(engine, tokenizer, score, filters or {}, config, places)
+        self._workshop = Workshop(engine, tokenizer, self._scoring, filters or {}, config, places, acting)
         self._tokenizer = tokenizer
         self._waiting: list[Group] = []
         self._running: dict[tuple[int, int], Group] = {}
@@ -90,6 +101,10 @@ class OverlappedRollouts:
         }
         self._counts = Counts()
         return GeneratedBatch(samples, metrics)
+
+    async def aclose(self) -> None:
+        """End what rewards have opened."""
+        await self._scoring.aclose()
 
     def state(self) -> dict[str, Any]:
         """As JSON data: the buffer's place, groups that are ready with their scores, and prompts to issue again."""

@@ -1,6 +1,8 @@
 """How batches of samples are generated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from rollouts_core.rewards.scoring import ScoringSettings
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,7 @@ class RolloutConfig:
     """Weight versions that a training step makes."""
     sample_seconds: float = 1800.0
     """Deadline of one sample, tries again included."""
-    reward_seconds: float = 300.0
-    """Deadline of scoring one group."""
+    scoring: ScoringSettings = field(default_factory=ScoringSettings)
     batch_seconds: float = 6 * 3600.0
     """Deadline of one batch."""
 

@@ -63,6 +63,7 @@ def generating(
         engine = portal.call(make_engine)
         stack.callback(_close, portal, engine)
         manager = portal.call(make_manager, engine)
+        stack.callback(_close, portal, manager)
         rollouts = GeneratedRollouts(portal, engine, manager, colocated)
         stack.callback(rollouts.end)
         yield rollouts
@@ -98,9 +99,9 @@ class _Here:
 Portal = BlockingPortal | _Here
 
 
-def _close(portal: Portal, engine: InferenceEngine) -> None:
+def _close(portal: Portal, opened: InferenceEngine | Manager) -> None:
     with suppress(RuntimeError):  # whatever ended the loop has ended its connections
-        portal.call(engine.aclose)
+        portal.call(opened.aclose)
 
 
 class GeneratedRollouts:

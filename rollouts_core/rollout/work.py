@@ -2,25 +2,26 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import anyio
-from anyio import to_thread
 
-from rollouts_core.errors import RewardFailed, RolloutsStalled
-from rollouts_core.inference.engine import Completion, InferenceEngine
+from rollouts_core.errors import RolloutsStalled
+from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine
 from rollouts_core.rollout.answers import SampleFailed, answer_of
+from rollouts_core.rollout.episodes import Acting, Ask, Episode, play
 from rollouts_core.rollout.filters import GroupFilter
-from rollouts_core.rollout.groups import Group, Outcome, request_for, to_samples
+from rollouts_core.rollout.groups import Answer, Group, Outcome, request_for, seed_of, to_samples
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.types import Sample
 
-Score = Callable[[list[Sample]], list[Sample]]
+Score = Callable[[Sequence[Sample]], Awaitable[Sequence[Sample]]]
+"""Gives samples their rewards; one without is of a group that is to be dropped. See `rewards.scoring`."""
 FAILED = "failed"
+UNSCORED = "reward_failed"
 ABORTED = "aborted"
 REFUSED_BATCHES = 20
 """Groups refused for one batch, in batches, before it is given up."""
@@ -53,7 +54,9 @@ class Workshop:
     config: RolloutConfig
     places: anyio.CapacityLimiter
     """For samples under way."""
-    note: Callable[[int, Completion], None] = lambda round_number, answer: None
+    acting: Acting | None = None
+    """What the policy acts in; None for one answer to each prompt."""
+    note: Callable[[int, Answer], None] = lambda round_number, answer: None
     """Told of each answer as it ends, before anything else is done with it."""
     stopping: anyio.Event = field(default_factory=anyio.Event)
     """Once it is set, nothing new is asked for."""
@@ -61,7 +64,7 @@ class Workshop:
     async def outcome_of(self, group: Group, counts: Counts) -> Outcome:
         """Answer, score and filter a group. An aborted one is refused as such, with what there is of it.
 
-        Raises `RewardFailed` when the reward function raises, hangs, or returns no number.
+        Raises `RewardFailed` when the reward function raises, hangs, or returns no number, and that is to stop.
         """
         try:
             with first_error():
@@ -71,6 +74,9 @@ class Workshop:
         if not group.is_answered:
             return Outcome(group, refused=ABORTED)
         samples = await self._scored(to_samples(group, self.tokenizer), counts)
+        if any(sample.reward is None for sample in samples):
+            counts.refused[UNSCORED] += 1
+            return Outcome(group, refused=UNSCORED)
         refusing = [name for name, accepts in self.filters.items() if not accepts(samples)]
         counts.refused.update(refusing[:1])
         return Outcome(group, tuple(samples), refusing[0] if refusing else "")
@@ -90,13 +96,12 @@ class Workshop:
                     samples.start_soon(answer, number)
         return _with_answers(group, answers)
 
-    async def _answer(self, group: Group, number: int, stop: tuple[int, ...], counts: Counts) -> Completion:
+    async def _answer(self, group: Group, number: int, stop: tuple[int, ...], counts: Counts) -> Answer:
         """One that fails is counted, and begun once more from the start."""
-        seconds = self.config.sample_seconds
         for before in (group.answers[number], None):
-            request = request_for(group.with_answer(number, before), number, self.config, stop)
             try:
-                done = await answer_of(self.engine, request, before, seconds, counts.faults, self.stopping.is_set)
+                with first_error():
+                    done = await self._once(group.with_answer(number, before), number, stop, counts)
             except SampleFailed as error:
                 counts.causes[str(error)] += 1
                 failure = error
@@ -106,19 +111,41 @@ class Workshop:
             return done
         raise failure
 
-    async def _scored(self, samples: list[Sample], counts: Counts) -> list[Sample]:
+    async def _once(self, group: Group, number: int, stop: tuple[int, ...], counts: Counts) -> Answer:
+        """Goes on from what is there of the answer."""
+
+        async def ask(request: GenerationRequest, there: Completion | None) -> Completion:
+            seconds = self.config.sample_seconds
+            return await answer_of(self.engine, request, there, seconds, counts.faults, self.stopping.is_set)
+
+        return await answer_group_member(group, number, ask, self.config, stop, self.acting, self.stopping.is_set)
+
+    async def _scored(self, samples: Sequence[Sample], counts: Counts) -> Sequence[Sample]:
         began = time.perf_counter()
         try:
-            with anyio.fail_after(self.config.reward_seconds):
-                return await to_thread.run_sync(partial(self.score, samples), abandon_on_cancel=True)
-        except TimeoutError:
-            rows = samples[0].prompt.source_row
-            raise RewardFailed(
-                f"the reward function has not scored the answers to source row {rows} within "
-                f"{self.config.reward_seconds:g} s (rl.rollouts.reward_seconds): it hangs, or needs more time"
-            ) from None
+            return await self.score(samples)
         finally:
             counts.reward_seconds += time.perf_counter() - began
+
+
+async def answer_group_member(
+    group: Group,
+    number: int,
+    ask: Ask,
+    config: RolloutConfig,
+    stop: tuple[int, ...],
+    acting: Acting | None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """One answer to a group's prompt, gone on with from what is there of it. Raises `SampleFailed` as `ask` and `play`
+    do."""
+    before, request = group.answers[number], request_for(group, number, config, stop)
+    if acting is None:
+        assert not isinstance(before, Episode), "an episode goes on in its environment"
+        return await ask(request, before)
+    assert not isinstance(before, Completion), "what is there of an episode is one"
+    seed = seed_of(group, number, config)
+    return await play(acting, ask, group.prompt, request.request_id, seed, before, config, stopping)
 
 
 @contextmanager
@@ -150,7 +177,7 @@ def refuse_starvation(counts: Counts, config: RolloutConfig) -> None:
         )
 
 
-def _with_answers(group: Group, answers: Sequence[Completion | None]) -> Group:
+def _with_answers(group: Group, answers: Sequence[Answer | None]) -> Group:
     for number, answer in enumerate(answers):
         group = group.with_answer(number, answer)
     return group

@@ -1,37 +1,110 @@
-"""Held-out accuracy of one policy: the artifact is `accuracy.json` and `samples.jsonl`."""
+"""Held-out accuracy of one policy: the artifact is `accuracy.json`, `samples.jsonl` and `samples.parquet`.
+
+What was answered and scored before a kill, or a failure, is not asked for again.
+"""
 
 import json
+from collections import Counter
 from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import anyio
 
 from rollouts_core.data.prompts import check_room
 from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.evaluation.accuracy import evaluate
+from rollouts_core.errors import RolloutsError
+from rollouts_core.evaluation.report import EvaluationReport, report_of
+from rollouts_core.evaluation.results import EvaluationJournal, Result, write_results
+from rollouts_core.evaluation.run import EvaluationSettings, evaluate_prompts
+from rollouts_core.inference.embedded import EmbeddedEngine
+from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine
-from rollouts_core.observe.metrics import answer_record
 from rollouts_core.rewards.functions import load_reward
+from rollouts_core.rewards.scoring import ScoringSettings
+from rollouts_core.rollout.answers import answer_of
+from rollouts_core.rollout.episodes import Acting
+from rollouts_core.rollout.groups import Answer, Group, answer_samples
+from rollouts_core.rollout.settings import RolloutConfig
+from rollouts_core.rollout.work import answer_group_member, first_error
+from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.specs import EvaluateSpec
 from rollouts_core.stages.work import Work
+from rollouts_core.types import Prompt, Sample
 
 RUNNING_REQUESTS = 256
+ROUND = 0
+"""Of the groups of an evaluation; those of training are counted from 1."""
 
 
 def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, EvaluateSpec), "the planner pairs this stage with its spec"
+    wanted = spec.evaluation
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    prompts = read_prompts(work.inputs["data"] / "heldout")[: spec.evaluation.limit]
-    check_room(prompts, "evaluation.max_new_tokens", spec.evaluation.max_new_tokens, spec.max_length)
-    engine = TorchEngine(first_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS)
-    location = work.stage.external["score"].location
-    accuracy, samples = evaluate(
-        engine, tokenizer, prompts, load_reward(location), location, spec.evaluation.max_new_tokens
+    prompts = read_prompts(work.inputs["data"] / "heldout")[: wanted.limit]
+    check_room(prompts, "evaluation.max_new_tokens", wanted.max_new_tokens, spec.max_length)
+    acting = acting_of(work.stage, spec.environment, tokenizer, spec.max_length)
+    results = anyio.run(partial(_results, work, spec, tokenizer, prompts, acting))
+    report = report_of(results, wanted.pass_at, wanted.slices)
+    _refuse_failures(report, len(results), wanted.failures_allowed)
+    (work.out / "accuracy.json").write_text(json.dumps(asdict(report), indent=1))
+    write_results(results, work.out)
+    accuracy = report.accuracy
+    print(f"accuracy {accuracy.mean:.1%} (95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})")
+    for problem in report.problems:
+        print(f"not scored: {problem}")
+    return {
+        "accuracy": accuracy.mean,
+        "low": accuracy.low,
+        "high": accuracy.high,
+        "total": float(report.prompts),
+        "failed": float(report.failed),
+        "reward": report.reward.mean,
+        **{f"pass@{k}": interval.mean for k, interval in report.pass_at.items()},
+    }
+
+
+async def _results(
+    work: Work, spec: EvaluateSpec, tokenizer: Any, prompts: list[Prompt], acting: Acting | None
+) -> list[Result]:
+    wanted, location = spec.evaluation, work.stage.external["score"].location
+    engine = EmbeddedEngine(TorchEngine(first_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS))
+    config = RolloutConfig(
+        batch_size=len(prompts),
+        n_samples_per_prompt=wanted.samples_per_prompt,
+        max_new_tokens=wanted.max_new_tokens,
+        temperature=wanted.temperature,
+        seed=spec.seed,
     )
-    work.log.progress(1, 1)
-    (work.out / "accuracy.json").write_text(json.dumps({**asdict(accuracy), "accuracy": accuracy.value}))
-    with (work.out / "samples.jsonl").open("w") as file:
-        for sample in samples:
-            file.write(json.dumps(answer_record(sample)) + "\n")
-    print(f"accuracy {accuracy.value:.1%} (95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})")
-    return {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "total": float(accuracy.total)}
+
+    async def ask(request: GenerationRequest, there: Completion | None) -> Completion:
+        return await answer_of(engine, request, there, config.sample_seconds, Counter())
+
+    async def answer(prompt: Prompt, number: int) -> Answer:
+        group = Group(ROUND, prompt.source_row, 0, prompt, (None,) * wanted.samples_per_prompt)
+        with first_error():
+            return await answer_group_member(group, number, ask, config, (tokenizer.eos_token_id,), acting)
+
+    def to_samples(prompt: Prompt, number: int, made: Answer) -> list[Sample]:
+        return answer_samples(prompt, 0, number, made, tokenizer)
+
+    settings = EvaluationSettings(
+        reward=load_reward(location),
+        samples_per_prompt=wanted.samples_per_prompt,
+        scoring=ScoringSettings(location, wanted.reward_seconds),
+    )
+    journal = EvaluationJournal(work.scratch)
+    return await evaluate_prompts(prompts, answer, to_samples, settings, journal, work.log.progress)
+
+
+def _refuse_failures(report: EvaluationReport, samples: int, allowed: float) -> None:
+    """Raises `RolloutsError` with the first of them; a retry asks for those again, and for nothing else."""
+    if report.failed > allowed * samples:
+        listed = "".join(f"\n  - {problem}" for problem in report.problems)
+        raise RolloutsError(
+            f"{report.failed} of {samples} samples were not scored, and evaluation.failures_allowed is {allowed:g}; "
+            f"the others are kept for a retry:{listed}"
+        )

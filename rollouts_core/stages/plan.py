@@ -7,10 +7,10 @@ plan reads and hashes the data files and imports no torch.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from rollouts_core.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config import Mixture, PipelineConfig, PretrainedModel, ScratchModel, Source, SourceOrMixture
+from rollouts_core.environments.named import identify_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
@@ -73,7 +73,8 @@ def _tokenize(config: PipelineConfig, external: Externals) -> Stage:
         learnt_roles=config.data.learnt_roles if config.sft else ("assistant",),
         tokenization=config.data.tokenization,
     )
-    return Stage("tokenize", "tokenize", VERSIONS["tokenize"], spec, {}, _pick(external, *spec.sources, "model"))
+    outside = _pick(external, *spec.sources, "model", "environment")
+    return Stage("tokenize", "tokenize", VERSIONS["tokenize"], spec, {}, outside)
 
 
 def _sft(config: PipelineConfig, external: Externals, tokenize: Stage) -> Stage | None:
@@ -119,6 +120,7 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Sta
             training=config.rl,
             backend=config.backend,
             engine=config.engine,
+            environment=config.environment,
             seed=config.seed,
             start=start,
             stop=min(start + config.rl.steps_per_segment, config.rl.steps),
@@ -128,7 +130,9 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Sta
         )
         inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
         filters = [role for role in external if role.startswith("filter-")]
-        outside = _pick(external, "reward", "algorithm", "teacher", *filters, *(["model"] if first_model else []))
+        outside = _pick(
+            external, "reward", "algorithm", "teacher", "environment", *filters, *(["model"] if first_model else [])
+        )
         segments.append(Stage(f"rl-{len(segments) + 1}", "rl", VERSIONS["rl"], spec, inputs, outside))
     return tuple(segments)
 
@@ -144,20 +148,22 @@ def _evaluations(
     if config.data.heldout is None:
         return ()
     stages = []
-    points: list[tuple[Literal["base", "sft", "dpo", "rl"], Stage | None]] = [("base", None)]
+    points: list[tuple[str, Stage | None]] = [("base", None)]
     points += [("sft", sft)] if sft else []
     points += [("dpo", dpo)] if dpo else []
+    points += [(segment.name, segment) for segment in rl[:-1]] if config.evaluation.during_rl else []
     points += [("rl", rl[-1])] if rl else []
     for point, policy in points:
         spec = EvaluateSpec(
             model=None if policy else config.model,
             evaluation=config.evaluation,
+            environment=config.environment,
             dtype=config.model.dtype,
             seed=0 if policy else config.seed,
             max_length=config.data.max_length,
         )
         inputs = {"data": tokenize.artifact} | ({"policy": policy.artifact} if policy else {})
-        outside = _pick(external, "score", *([] if policy else ["model"]))
+        outside = _pick(external, "score", "environment", *([] if policy else ["model"]))
         stages.append(Stage(f"evaluate-{point}", "evaluate", VERSIONS["evaluate"], spec, inputs, outside))
     return tuple(stages)
 
@@ -179,6 +185,8 @@ def _identify(config: PipelineConfig) -> Externals:
             looks["teacher"] = ("rl.algorithm.teacher", teacher)
         for number, name in enumerate(config.rl.rollouts.filters):
             looks[f"filter-{number}"] = (f"rl.rollouts.filters.{number}", partial(identify_filter, name))
+    if config.environment is not None:
+        looks["environment"] = ("environment.name", partial(identify_environment, config.environment.name))
     looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))
     found: Externals = {}
     problems: list[str] = []

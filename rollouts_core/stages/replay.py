@@ -17,6 +17,7 @@ from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
+from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.rl import (
     backend_for,
@@ -91,7 +92,8 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         seed_torch(spec.seed, "rl")
         model = first_policy(work, spec, tokenizer)
         engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
-        make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(work, spec), None)
+        acting = acting_of(segment, spec.environment, tokenizer, spec.max_length)
+        make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(work, spec), None, acting)
         with generating(lambda: EmbeddedEngine(engine), make_manager, same_thread=True) as rollouts:
             version = 0
             if spec.start > 0:

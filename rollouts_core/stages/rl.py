@@ -15,6 +15,7 @@ from typing import Any
 
 from rollouts_core.algorithms import PPO
 from rollouts_core.config import RLConfig
+from rollouts_core.data.messages import message_to_data
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of, read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
@@ -22,7 +23,9 @@ from rollouts_core.inference.choice import engine_for, shares_device
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.observe.health import Warnings
 from rollouts_core.observe.metrics import JSONLLogger, answer_record, keep_steps
-from rollouts_core.rewards.functions import load_reward, score
+from rollouts_core.rewards.functions import load_reward
+from rollouts_core.rewards.scoring import ScoringSettings
+from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.filters import load_filter
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.rollout.kept import keep_batch
@@ -30,6 +33,7 @@ from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.overlap import OverlappedRollouts
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import GeneratedRollouts, generating
+from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.policies import first_policy, untrained_policy
 from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import RLSpec
@@ -115,9 +119,14 @@ def sample_record(sample: Sample) -> dict[str, Any]:
     return {
         **answer_record(sample),
         "status": sample.status,
+        "rewards": dict(sample.rewards),
         "tokens": list(sample.tokens),
         "rollout_log_probs": list(sample.rollout_log_probs),
         "weight_versions": list(sample.weight_versions),
+        "loss_mask": list(sample.loss_mask),
+        "messages": [message_to_data(message) for message in sample.trajectory.final.messages]
+        if sample.trajectory
+        else None,
     }
 
 
@@ -147,7 +156,8 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     check_vocabulary([prompt.tokens for prompt in buffer.prompts], model.config.vocab_size)
     check_context(model, spec.max_length)
     journal = RolloutJournal(work.scratch / "rollouts")
-    make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal)
+    acting = acting_of(work.stage, spec.environment, tokenizer, spec.max_length)
+    make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal, acting)
     make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
     colocated = shares_device(spec.engine, work.session.servers)
     same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
@@ -220,18 +230,19 @@ def manager_for(
     tokenizer: Any,
     buffer: DataBuffer,
     journal: RolloutJournal | None,
+    acting: Acting | None,
     engine: InferenceEngine,
 ) -> AsyncRolloutManager | OverlappedRollouts:
     """What makes the segment's batches, as its config says."""
     location = work.stage.external["reward"].location
-    scored = partial(score, reward=load_reward(location), name=location)
+    reward = load_reward(location)
     places = {name: work.stage.external[name].location for name in work.stage.external if name.startswith("filter-")}
     filters = {location: load_filter(location) for _, location in sorted(places.items())}
-    config = rollout_config(spec)
+    config = rollout_config(spec, location)
     if spec.training.rollouts.generation == "overlapped":
-        return OverlappedRollouts(engine, tokenizer, buffer, scored, config, filters)
+        return OverlappedRollouts(engine, tokenizer, buffer, reward, config, filters, acting)
     kept = journal if spec.training.rollouts.generation == "on_policy" else None
-    return AsyncRolloutManager(engine, tokenizer, buffer, scored, config, filters, kept)
+    return AsyncRolloutManager(engine, tokenizer, buffer, reward, config, filters, kept, acting)
 
 
 def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
@@ -265,7 +276,7 @@ def settings_of(spec: RLSpec, recipe: Recipe) -> RLTrainingConfig:
     )
 
 
-def rollout_config(spec: RLSpec) -> RolloutConfig:
+def rollout_config(spec: RLSpec, reward: str) -> RolloutConfig:
     training, rollouts = spec.training, spec.training.rollouts
     return RolloutConfig(
         batch_size=training.batch_size,
@@ -278,8 +289,8 @@ def rollout_config(spec: RLSpec) -> RolloutConfig:
         max_staleness=rollouts.max_staleness,
         versions_per_step=training.minibatches,
         sample_seconds=rollouts.sample_seconds,
-        reward_seconds=rollouts.reward_seconds,
         batch_seconds=rollouts.batch_seconds,
+        scoring=ScoringSettings(reward, rollouts.reward_seconds, training.reward_failure),
     )
 
 

@@ -9,6 +9,7 @@ from rollouts_core.config import (
     DPOConfig,
     Dtype,
     EngineConfig,
+    EnvironmentConfig,
     EvaluationConfig,
     Model,
     Overlong,
@@ -33,7 +34,8 @@ class TokenizerSpec:
 
 @part
 class TokenizeSpec:
-    """The tokenizer and the sources; each source's content is an external input of the stage."""
+    """The tokenizer and the sources; each source's content is an external input of the stage, as is the environment
+    that makes prompts of rows."""
 
     tokenizer: TokenizerSpec
     sources: dict[str, Source]
@@ -84,6 +86,7 @@ class RLSpec:
     training: RLConfig
     backend: BackendConfig
     engine: EngineConfig
+    environment: EnvironmentConfig | None
     seed: int
     start: int
     stop: int
@@ -99,6 +102,7 @@ class EvaluateSpec:
 
     model: Model | None = Field(description="The model before training, where no artifact holds the policy.")
     evaluation: EvaluationConfig
+    environment: EnvironmentConfig | None
     dtype: Dtype
     seed: int
     max_length: int

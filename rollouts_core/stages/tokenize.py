@@ -21,10 +21,13 @@ from rollouts_core.data.tokenizing import (
     tokenize_preferences,
     tokenize_prompts,
 )
+from rollouts_core.data.turns import turn_format
+from rollouts_core.environments.named import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages import tokenizer as tokenizer_stage
 from rollouts_core.stages.parts import parts_of
 from rollouts_core.stages.specs import TokenizeSpec
+from rollouts_core.stages.tokenizer import beginning
 from rollouts_core.stages.work import Work
 
 SHARD_ROWS = 2000
@@ -55,7 +58,7 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
     Raises `BadInput` listing the problems of all sources, up to a limit.
     """
     rows: dict[str, int] = {}
-    problems: list[str] = []
+    problems = _environment_problems(work, tokenizer)
     done = 0
     for role in spec.sources:
         rows[role] = 0
@@ -79,10 +82,23 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
     return rows
 
 
+def _environment_problems(work: Work, tokenizer: Any) -> list[str]:
+    """Whether the tokenizer's template can speak of the environment's tools."""
+    if "environment" not in work.stage.external:
+        return []
+    environment = load_environment(work.stage.external["environment"].location)
+    try:
+        turn_format(tokenizer, [tool.schema for tool in environment.get_tools()])
+    except BadInput as error:
+        return list(error.problems)
+    return []
+
+
 def _shards(work: Work, spec: TokenizeSpec, role: str, mine: Callable[[int], bool]) -> Iterator[RowShard]:
     source, external = spec.sources[role], work.stage.external[role]
     empty = True
-    for shard in row_shards(source, external, SHARD_ROWS, lambda n: mine(n) and not _file(work, role, n).exists()):
+    wanted = lambda shard: mine(shard) and not _file(work, role, shard).exists()  # noqa: E731
+    for shard in row_shards(source, external, SHARD_ROWS, wanted, beginning(work, role)):
         empty = False
         yield shard
     if empty:

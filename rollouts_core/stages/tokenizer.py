@@ -1,17 +1,21 @@
 """The tokenizer alone, for those who tokenize in parts: `tokenizer/`."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollouts_core.data.sources import MAX_PROBLEMS, FaultyRow, Row, read_rows
-from rollouts_core.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
+from rollouts_core.data.messages import Data
+from rollouts_core.data.sources import MAX_PROBLEMS, Begin, FaultyRow, Row, read_rows
+from rollouts_core.data.tokenizers import call_text, load_tokenizer, save_tokenizer, train_tokenizer
+from rollouts_core.environments.named import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.work import Work
+from rollouts_core.types import Message
 
 LEARNT_FROM = ("demonstrations", "preferences", "prompts")
 """A tokenizer is made from these; the held-out rows stay unseen."""
+PROMPTS = ("prompts", "heldout")
 
 
 def run(work: Work) -> dict[str, float]:
@@ -33,6 +37,20 @@ def tokenizer_of(work: Work, spec: TokenizeSpec) -> Any:
     return load_tokenizer(str(saved), None, spec.tokenizer.trust_remote_code)
 
 
+def beginning(work: Work, role: str) -> Begin | None:
+    """What makes prompts of rows, where the config has an environment."""
+    named = work.stage.external.get("environment")
+    if named is None or not role.startswith(PROMPTS):
+        return None
+    environment = load_environment(named.location)
+
+    def begin(row: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Data]]:
+        state = environment.begin(row)
+        return state.messages, state.tools
+
+    return begin
+
+
 def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
     if spec.tokenizer.kind == "pretrained":
         model = work.stage.external["model"]
@@ -52,7 +70,7 @@ def _texts(work: Work, spec: TokenizeSpec, problems: list[str]) -> Iterator[str]
         if not learnt and not problems:
             continue
         try:
-            for row in read_rows(source, work.stage.external[role]):
+            for row in read_rows(source, work.stage.external[role], beginning(work, role)):
                 if isinstance(row, FaultyRow):
                     problems.append(str(row))
                 elif learnt:
@@ -62,7 +80,10 @@ def _texts(work: Work, spec: TokenizeSpec, problems: list[str]) -> Iterator[str]
 
 
 def _texts_of(row: Row) -> Iterator[str]:
+    """What rows say and call."""
     yield from (message.content for message in row.messages)
+    yield from (call_text(call) for message in row.messages for call in message.tool_calls)
+    yield from (tool["function"]["name"] for tool in row.tools)
     yield from row.plain
     if row.rejected is not None:
         yield from _texts_of(row.rejected)

@@ -45,12 +45,12 @@ CustomAdvantages = Callable[[Sequence[Sample]], Sequence[float] | Sequence[Seque
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step's answers, as advantages see them."""
+    """A step's answers, as advantages see them: whole episodes."""
 
     samples: Sequence[Sample]
     rewards: Sequence[float]
-    penalties: Sequence[Floats]
-    """Rewards of single tokens, those of the KL penalty; zeros without one."""
+    token_rewards: Sequence[Floats]
+    """Rewards of single tokens beside: those of the KL penalty, and of turns at the last token of each."""
     values: Sequence[Floats] | None = None
     """A critic's, of the state before each learnt token."""
 
@@ -60,8 +60,8 @@ class Outcome:
 
     @property
     def totals(self) -> list[float]:
-        """Reward and penalties of each answer."""
-        return [reward + float(tokens.sum()) for reward, tokens in zip(self.rewards, self.penalties, strict=True)]
+        """All rewards of each answer."""
+        return [reward + float(tokens.sum()) for reward, tokens in zip(self.rewards, self.token_rewards, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _outcome(
 
 
 def _spread(numbers: Sequence[float], outcome: Outcome) -> Advantages:
-    return Advantages([np.full(len(p), number) for number, p in zip(numbers, outcome.penalties, strict=True)])
+    return Advantages([np.full(len(p), number) for number, p in zip(numbers, outcome.token_rewards, strict=True)])
 
 
 def _punish_length(rewards: Sequence[float], samples: Sequence[Sample], longest: int, buffer: int) -> list[float]:
@@ -160,11 +160,13 @@ def _punish_length(rewards: Sequence[float], samples: Sequence[Sample], longest:
 
 
 def _reinforce_plus_plus(baseline: bool, outcome: Outcome) -> Advantages:
-    """A_t = reward + what is still to come of the penalties, normalised over the step's tokens."""
+    """A_t = reward + what is still to come of the tokens' own, normalised over the step's tokens."""
     rewards = outcome.rewards
     if baseline:
         rewards = compute_advantages(rewards, outcome.groups, normalize_std=False)
-    to_go = [reward + np.cumsum(tokens[::-1])[::-1] for reward, tokens in zip(rewards, outcome.penalties, strict=True)]
+    to_go = [
+        reward + np.cumsum(tokens[::-1])[::-1] for reward, tokens in zip(rewards, outcome.token_rewards, strict=True)
+    ]
     return Advantages(batch_normalized(to_go))
 
 
@@ -173,7 +175,7 @@ def _critics(gamma: float, lam: float, outcome: Outcome) -> Advantages:
     assert outcome.values is not None, "PPO has a critic"
     answers = [
         generalized_advantages(_at_the_end(reward, tokens), values, gamma, lam)
-        for reward, tokens, values in zip(outcome.rewards, outcome.penalties, outcome.values, strict=True)
+        for reward, tokens, values in zip(outcome.rewards, outcome.token_rewards, outcome.values, strict=True)
     ]
     return Advantages(batch_normalized([advantages for advantages, _ in answers]), [returns for _, returns in answers])
 
@@ -185,7 +187,7 @@ def _teachers(outcome: Outcome) -> Advantages:
     token does to the divergence of later ones is left out, as in Lu et al., On-Policy Distillation (Thinking Machines,
     2025), and unlike MiniLLM (arXiv 2306.08543).
     """
-    return Advantages(outcome.penalties)
+    return Advantages(outcome.token_rewards)
 
 
 def _at_the_end(reward: float, tokens: Floats) -> Floats:
@@ -201,7 +203,7 @@ def _own(function: CustomAdvantages, outcome: Outcome) -> Advantages:
     if len(found) != len(outcome.samples):
         raise BadInput(f"rl.algorithm.function gave {len(found)} advantages for {len(outcome.samples)} samples")
     arrays = []
-    for number, (value, tokens) in enumerate(zip(found, outcome.penalties, strict=True)):
+    for number, (value, tokens) in enumerate(zip(found, outcome.token_rewards, strict=True)):
         array = np.asarray(value, np.float64)
         if array.ndim and array.shape != tokens.shape:
             raise BadInput(

@@ -19,8 +19,9 @@ from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
 from rollouts_core.training.backend import Metrics, TrainingBackend, combined
+from rollouts_core.training.episodes import episodes_of, join, split, turn_rewards, whole
 from rollouts_core.training.reference import Reference
-from rollouts_core.training.rl_metrics import loss_metrics, rollout_metrics, staleness_metrics
+from rollouts_core.training.rl_metrics import loss_metrics, reward_of, rollout_metrics, staleness_metrics
 from rollouts_core.training.streams import Cuts, cut, normalizer_of, scores_of, to_streams, with_streams
 from rollouts_core.types import Sample
 
@@ -76,14 +77,13 @@ def run_rl_training(
             with timer.phase("old_log_prob"):
                 examples = _with_old(examples, cuts, backend, config)
         with timer.phase("adv"):
-            rewards = [_reward(sample) for sample in samples]
-            examples = _with_advantages(examples, samples, rewards, config)
+            examples = _with_advantages(examples, samples, config)
         with timer.phase("update_actor"):
             results = [_update(backend, examples, passes, config) for passes in cuts]
         with timer.phase("update_weights"):
             published = rollouts.publish(backend.get_weights().result(), backend.weight_version)
         metrics = {
-            **rollout_metrics(samples, rewards),
+            **rollout_metrics(samples),
             **loss_metrics([losses for losses, _ in results]),
             **results[-1][1],
             **staleness,
@@ -105,16 +105,26 @@ def _with_old(
     return list(examples) if values is None else with_streams(examples, "old_values", values)
 
 
-def _with_advantages(
-    examples: Sequence[Example], samples: Sequence[Sample], rewards: Sequence[float], config: RLTrainingConfig
-) -> list[Example]:
-    penalties = [np.zeros(len(example.streams["rollout_logprobs"])) for example in examples]
+def _with_advantages(examples: Sequence[Example], samples: Sequence[Sample], config: RLTrainingConfig) -> list[Example]:
+    lengths = [len(example.streams["rollout_logprobs"]) for example in examples]
+    tokens = [np.zeros(length) for length in lengths]
     if penalty := config.kl_in_reward or config.recipe.own_penalty:
-        penalties = [-penalty * (e.streams["rollout_logprobs"] - e.streams["reference_logprobs"]) for e in examples]
-    values = [example.streams["old_values"] for example in examples] if config.recipe.critic else None
-    found = config.recipe.advantages(Outcome(samples, rewards, penalties, values))
-    with_advantages = with_streams(examples, "advantages", found.advantages)
-    return with_advantages if found.returns is None else with_streams(with_advantages, "returns", found.returns)
+        tokens = [-penalty * (e.streams["rollout_logprobs"] - e.streams["reference_logprobs"]) for e in examples]
+    places = episodes_of(samples)
+    episodes = [whole([samples[place] for place in of]) for of in places]
+    joined = join(tokens, places)
+    found = config.recipe.advantages(
+        Outcome(
+            samples=episodes,
+            rewards=[reward_of(episode) - sum(episode.turn_rewards) for episode in episodes],
+            token_rewards=[of + turn_rewards(episode, len(of)) for of, episode in zip(joined, episodes, strict=True)],
+            values=join([e.streams["old_values"] for e in examples], places) if config.recipe.critic else None,
+        )
+    )
+    examples = with_streams(examples, "advantages", split(found.advantages, lengths, places))
+    return (
+        examples if found.returns is None else with_streams(examples, "returns", split(found.returns, lengths, places))
+    )
 
 
 def _update(
@@ -128,8 +138,3 @@ def _update(
     ]
     optimizer = backend.optim_step()
     return combined([future.result() for future in futures]), optimizer.result()
-
-
-def _reward(sample: Sample) -> float:
-    assert sample.reward is not None, "samples are scored before advantages are computed"
-    return sample.reward

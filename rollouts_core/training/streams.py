@@ -27,7 +27,7 @@ def to_streams(samples: Sequence[Sample]) -> list[Example]:
     for sample in samples:
         mask = np.asarray(sample.loss_mask, np.int32)
         logprobs = np.zeros(len(mask))
-        logprobs[len(mask) - sample.response_length :] = sample.rollout_log_probs
+        logprobs[len(mask) - len(sample.rollout_log_probs) :] = sample.rollout_log_probs
         example = Example(np.asarray(sample.tokens, np.int32), mask, len(sample.prompt.tokens))
         examples.append(replace(example, streams={"rollout_logprobs": logprobs[learnt(example)]}))
     if not learnt_tokens(examples):
@@ -36,15 +36,17 @@ def to_streams(samples: Sequence[Sample]) -> list[Example]:
 
 
 def cut(samples: Sequence[Sample], minibatches: int, tokens_per_pass: int, parallel: int = 1) -> Cuts:
-    """Equal minibatches of whole groups, in order; passes of about so many tokens, groups whole where they fit.
+    """Minibatches of as many whole groups each, in order; passes of about so many tokens, groups whole where they fit.
 
     At least `parallel` passes, or nearly so.
     """
-    size = len(samples) // minibatches
-    return [
-        _passes(samples, range(begin, begin + size), tokens_per_pass, parallel)
-        for begin in range(0, minibatches * size, size)
-    ]
+    groups = sorted({sample.group_index for sample in samples})
+    size = len(groups) // minibatches
+    minibatch_of = {group: place // size for place, group in enumerate(groups)}
+    cuts: list[list[int]] = [[] for _ in range(minibatches)]
+    for index, sample in enumerate(samples):
+        cuts[minibatch_of[sample.group_index]].append(index)
+    return [_passes(samples, indices, tokens_per_pass, parallel) for indices in cuts]
 
 
 def with_streams(examples: Sequence[Example], name: str, values: Sequence[Floats]) -> list[Example]:
@@ -84,13 +86,13 @@ def normalizer_of(examples: Sequence[Example], aggregation: Aggregation, longest
 
 def _passes(samples: Sequence[Sample], indices: Sequence[int], tokens_per_pass: int, parallel: int) -> list[list[int]]:
     """Groups by best fit, so that each group's prompt is computed once; a group too large for a pass is cut."""
-    total = sum(samples[index].response_length for index in indices)
+    total = sum(len(samples[index].rollout_log_probs) for index in indices)
     tokens_per_pass = min(tokens_per_pass, -(-total // parallel)) if parallel > 1 else tokens_per_pass
     units: list[list[int]] = []
     sizes: list[int] = []
     for index in indices:
-        own = samples[index].response_length
-        same = bool(units) and samples[units[-1][0]].group_index == samples[index].group_index
+        own = len(samples[index].rollout_log_probs)
+        same = bool(units) and samples[units[-1][0]].prompt.tokens == samples[index].prompt.tokens
         if same and sizes[-1] + own <= tokens_per_pass:
             units[-1].append(index)
             sizes[-1] += own

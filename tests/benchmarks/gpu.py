@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -137,7 +137,7 @@ def _grpo(shape: Shape, groups: int, answer: int, rate: float, device: str, most
         AsyncRolloutManager,
         tokenizer=_NoWords(),
         data_buffer=buffer,
-        score=lambda samples: [replace(s, reward=sum(t % 2 == 0 for t in s.tokens[prompt:]) / answer) for s in samples],
+        reward=lambda sample: sum(token % 2 == 0 for token in sample.tokens[prompt:]) / answer,
         config=RolloutConfig(groups, group, answer, 1.0, 0),
     )
     engine = TorchEngine(copy_of(policy), prompt + answer, groups * group)

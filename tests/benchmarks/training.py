@@ -112,7 +112,6 @@ def trl_sft(grouped: bool = False, packing: bool = False) -> dict[str, float]:
 
 
 def our_grpo() -> dict[str, float]:
-    from dataclasses import replace
 
     from rollouts_core.algorithms import GRPO
     from rollouts_core.data.prompts import DataBuffer
@@ -129,15 +128,15 @@ def our_grpo() -> dict[str, float]:
     from rollouts_core.types import Message, Prompt, Sample
     from tests.benchmarks.generation import model
 
-    def score(samples: list[Sample]) -> list[Sample]:
-        return [replace(s, reward=reward_of(s.tokens[PROMPT:])) for s in samples]
+    def reward(sample: Sample) -> float:
+        return reward_of(sample.tokens[PROMPT:])
 
     policy, recipe = model(), recipe_of(GRPO(), ANSWER)
     buffer = DataBuffer([Prompt((Message("user", ""),), tuple(ids), {}, i) for i, ids in enumerate(prompts())], 0)
     config = RolloutConfig(GROUPS, GROUP, ANSWER, 1.0, 0)
     engine = TorchEngine(copy_of(policy), PROMPT + ANSWER, GROUPS * GROUP)
     tokenizer = _tokenizer(ends=False)
-    make_manager = partial(AsyncRolloutManager, tokenizer=tokenizer, data_buffer=buffer, score=score, config=config)
+    make_manager = partial(AsyncRolloutManager, tokenizer=tokenizer, data_buffer=buffer, reward=reward, config=config)
     backend = create_pytorch_backend(policy, create_rl_loss(recipe, Extras()), Optimization(RATE))
     times, rewards = [time.perf_counter()], []
     with generating(lambda: EmbeddedEngine(engine), make_manager, same_thread=True) as rollouts:

@@ -24,7 +24,7 @@ PLACES = {
     "ResultsConfig": "results", "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
     "LoRAConfig": "backend.lora", "Parquet": "data.prompts", "Arrow": "data.preferences",
     "Mixture": "data.demonstrations", "Weighted": "data.demonstrations.sources.0",
-    "TokenizationConfig": "data.tokenization",
+    "TokenizationConfig": "data.tokenization", "EnvironmentConfig": "environment",
     **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
 }  # fmt: skip
 """Where in the config a part stands."""
@@ -77,6 +77,12 @@ CHANGES: dict[str, Any] = {
     "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
     "MachineConfig.wait_hours": 5.0, "MachineConfig.peers": ["gpu2"], "MachineConfig.unreachable_limit_hours": 5.0,
     "ResultsConfig.policy": False, "ResultsConfig.artifacts": ["rl"],
+    **{f"{part}.layout": "math" for part in ("Jsonl", "Parquet", "Arrow", "HubDataset")},
+    "RLConfig.reward_failure": "zero", "EnvironmentConfig.name": "guess_number", "EnvironmentConfig.max_turns": 3,
+    "EnvironmentConfig.tool_seconds": 3.0, "EvaluationConfig.samples_per_prompt": 3,
+    "EvaluationConfig.temperature": 0.5, "EvaluationConfig.pass_at": [1], "EvaluationConfig.slices": ["level"],
+    "EvaluationConfig.failures_allowed": 0.5, "EvaluationConfig.during_rl": True,
+    "EvaluationConfig.reward_seconds": 5.0,
     "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
     "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
 }  # fmt: skip
@@ -86,8 +92,8 @@ COPIED = (
     "PretrainedModel.name", "Distillation.teacher", "HubDataset.name", "HubDataset.data_files",
 )  # fmt: skip
 """Inputs by their place: changed to a copy elsewhere, they are the same."""
-CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment")
-"""Operational, but segments carry them: they say which stages there are."""
+CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment", "EvaluationConfig.during_rl", "EnvironmentConfig.name")
+"""Operational, but they say which stages there are, or name what is in keys by its content."""
 NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
 
@@ -146,6 +152,10 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["rl"]["algorithm"] = {"kind": "distillation", "teacher": str(pretrained)}
         if part == "CustomAlgorithm":
             data["rl"]["algorithm"]["function"] = "rollouts_core.rollout.filters:identify_filter"
+        if part == "EnvironmentConfig":
+            data["environment"] = {"name": "questions"}
+        if part == "EvaluationConfig":
+            data["evaluation"]["temperature"] = 1.0
         if part == "RolloutsConfig":
             data["rl"]["rollouts"] = {"generation": "partial", "max_staleness": 1}
         return data

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from rollouts_core.errors import BadInput, RewardFailed
-from rollouts_core.evaluation.accuracy import wilson_interval
-from rollouts_core.rewards.functions import compute_reward, identify_reward, load_reward, score
+from rollouts_core.evaluation.statistics import wilson_interval
+from rollouts_core.rewards.functions import identify_reward, load_reward
+from rollouts_core.rewards.scoring import compute_reward
 from rollouts_core.types import Prompt, Sample, Status
 
 
@@ -28,12 +29,6 @@ def test_shipped_rewards(name: str, response: str, answer: Any, reward: float) -
     assert load_reward(name)(sample(response, answer)) == reward
 
 
-def test_scoring_makes_new_samples() -> None:
-    unscored = [sample("052"), sample("x")]
-    assert [s.reward for s in score(unscored, load_reward("exact_match"), "exact_match")] == [1.0, 0.0]
-    assert [s.reward for s in unscored] == [None, None]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", [1.0]])
 def test_what_is_no_finite_number_is_refused_by_row(value: Any) -> None:
     with pytest.raises(RewardFailed, match=r"reward r on source row 7, answer 'x': returned .* not a finite number"):
@@ -46,8 +41,8 @@ def test_an_exception_is_refused_by_row() -> None:
 
 
 def test_numbers_of_any_kind_become_floats() -> None:
-    assert compute_reward(sample("x"), lambda _: True, "r") == 1.0
-    assert compute_reward(sample("x"), lambda _: 3, "r") == 3.0
+    assert compute_reward(sample("x"), lambda _: True, "r").value == 1.0
+    assert compute_reward(sample("x"), lambda _: 3, "r").value == 3.0
 
 
 def test_a_users_reward_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,9 @@ def prompts(count: int = 20) -> list[Prompt]:
     return [Prompt((Message("user", t),), tuple(tokenizer(t)["input_ids"]), {}, i) for i, t in enumerate(texts)]
 
 
-def score(samples: list[Sample]) -> list[Sample]:
+def digits(sample: Sample) -> float:
     """More digits, more reward."""
-    return [replace(sample, reward=float(sum(c.isdigit() for c in sample.response))) for sample in samples]
+    return float(sum(c.isdigit() for c in sample.response))
 
 
 def train(
@@ -75,7 +75,7 @@ def train(
         AsyncRolloutManager,
         tokenizer=character_tokenizer(),
         data_buffer=DataBuffer(prompts(), 0),
-        score=score,
+        reward=digits,
         config=replace(ROLLOUT, **changes),
     )
     with generating(lambda: EmbeddedEngine(TorchEngine(copy_of(model), 32, 16)), make_manager) as rollouts:
@@ -147,7 +147,7 @@ def test_a_prompt_that_stands_twice_in_a_batch_gets_other_samples_the_second_tim
 
 def test_rollout_batches_come_without_end() -> None:
     engine = TorchEngine(tiny_model(), 32, 16)
-    batches = generate_rollout_batches(engine, character_tokenizer(), DataBuffer(prompts(), 0), score, ROLLOUT)
+    batches = generate_rollout_batches(engine, character_tokenizer(), DataBuffer(prompts(), 0), digits, ROLLOUT)
     (first, after), (second, _) = next(batches), next(batches)
     assert len(first) == len(second) == 24
     assert after.sample_offset == 6

@@ -21,6 +21,7 @@ from rollouts_core.errors import (
     RolloutsStalled,
 )
 from rollouts_core.inference.engine import Completion, GenerationRequest
+from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.filters import SHIPPED, GroupFilter, identify_filter, load_filter
 from rollouts_core.rollout.groups import Group, Outcome, best_filled, choose
 from rollouts_core.rollout.manager import AsyncRolloutManager, GeneratedBatch
@@ -80,16 +81,16 @@ def prompts(count: int = 12) -> list[Prompt]:
     return [Prompt((Message("user", str(row)),), (2, 3 + row % 5), {"answer": str(row)}, row) for row in range(count)]
 
 
-def by_row(samples: list[Sample]) -> list[Sample]:
+def by_row(sample: Sample) -> float:
     """Each sample its own reward, so that no group has but one."""
-    return [replace(sample, reward=float(sample.prompt.source_row + 0.1 * n)) for n, sample in enumerate(samples)]
+    return sample.prompt.source_row + 0.1 * sample.episode
 
 
 def manager_of(engine: Any, **settings_: Any) -> AsyncRolloutManager:
-    score: Any = settings_.pop("score", by_row)
+    reward: Any = settings_.pop("reward", by_row)
     filters = settings_.pop("filters", {})
     buffer = DataBuffer(prompts(), 0)
-    return AsyncRolloutManager(engine, character_tokenizer(), buffer, score, replace(CONFIG, **settings_), filters)
+    return AsyncRolloutManager(engine, character_tokenizer(), buffer, reward, replace(CONFIG, **settings_), filters)
 
 
 def run(test: Callable[[], Awaitable[Any]]) -> Any:
@@ -249,20 +250,36 @@ def test_a_batch_has_a_deadline_that_says_what_is_there() -> None:
 
 
 def test_a_reward_function_that_hangs_is_named() -> None:
-    def hangs(samples: list[Sample]) -> list[Sample]:
+    def hangs(sample: Sample) -> float:
         time.sleep(0.6)
-        return samples
+        return 0.0
 
     with pytest.raises(RewardFailed, match=r"has not scored the answers to source row \d+ within 0.1 s"):
-        batches(manager_of(ScriptedEngine(), score=hangs, reward_seconds=0.1), 1)
+        batches(manager_of(ScriptedEngine(), reward=hangs, scoring=ScoringSettings(seconds=0.1)), 1)
 
 
 def test_a_reward_that_raises_comes_out_as_it_is() -> None:
-    def raises(samples: list[Sample]) -> list[Sample]:
-        raise RewardFailed("reward r on source row 3: raised")
+    def raises(sample: Sample) -> float:
+        raise ValueError("nothing works")
 
-    with pytest.raises(RewardFailed, match="source row 3"):
-        batches(manager_of(ScriptedEngine(), score=raises), 1)
+    with pytest.raises(
+        RewardFailed, match=r"reward given on source row \d+, answer .*: raised ValueError: nothing works"
+    ):
+        batches(manager_of(ScriptedEngine(), reward=raises), 1)
+
+
+def test_a_failing_reward_gives_nothing_or_drops_its_group_as_asked() -> None:
+    def fails_on_even_rows(sample: Sample) -> float:
+        return float("nan") if sample.prompt.source_row % 2 == 0 else 1.0
+
+    for policy, kept in (("zero", {0, 1}), ("drop", {1})):
+        manager = manager_of(ScriptedEngine(), reward=fails_on_even_rows, scoring=ScoringSettings(on_failure=policy))
+        (batch,) = batches(manager, 1)
+        assert {sample.prompt.source_row % 2 for sample in batch.samples} == kept
+        assert all(sample.reward == sample.prompt.source_row % 2 for sample in batch.samples)
+        failed = [sample.rewards for sample in batch.samples if sample.prompt.source_row % 2 == 0]
+        assert all(rewards == {"failed": 1.0} for rewards in failed)
+        assert (batch.metrics.get("rollout/refused/reward_failed", 0) > 0) == (policy == "drop")
 
 
 def test_the_state_goes_on_where_it_was() -> None:

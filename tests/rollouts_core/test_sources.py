@@ -140,6 +140,7 @@ def test_shards_are_parsed_only_where_they_are_wanted(tmp_path: Path) -> None:
     assert shards[2].rows[0].source_row == 6
 
 
+WITHOUT_TOOLS = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
 TEMPLATE = (
     "{% for t in tools or [] %}<|system|>{{ t.function.name }}{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
@@ -174,10 +175,10 @@ def test_tools_and_calls_are_rendered_and_a_template_without_them_is_refused(tmp
         "<|system|>add<|user|>1+1=<|assistant|>(add)<|end|><|tool|>2<|assistant|>2<|end|>"
     )
     with pytest.raises(BadInput, match=r"rows\.jsonl:1: the chat template leaves out the tool add"):
-        tokenize_examples(rows, character_tokenizer(), 60)
+        tokenize_examples(rows, calling_tokenizer(WITHOUT_TOOLS), 60)
 
 
-def calling_tokenizer() -> Any:
+def calling_tokenizer(template: str = TEMPLATE) -> Any:
     made = character_tokenizer("0123456789+=()ad")
-    made.chat_template = TEMPLATE
+    made.chat_template = template
     return made

@@ -1,7 +1,11 @@
 """Questions that are answered by running Python: the tool `run_python`, in the sandbox."""
 
+from functools import partial
+
+import anyio
+
 from rollouts_core.environments.environment import Functions
-from rollouts_core.environments.sandbox import SandboxLimits, run_python
+from rollouts_core.environments.sandbox import SandboxLimits, check_sandbox, run_python
 from rollouts_core.environments.shipped.questions import questions
 from rollouts_core.environments.tools import Tool, tool
 
@@ -9,9 +13,8 @@ LIMITS = SandboxLimits()
 
 
 def python_code(question: str = "question", system: str = "", limits: SandboxLimits = LIMITS) -> Functions:
-    """`check_sandbox` says, before anything starts, whether code can be shut in here."""
     asked = questions(question, system)
-    return Functions(asked.messages, (python_tool(limits),))
+    return Functions(asked.messages, (python_tool(limits),), check=partial(anyio.run, check_sandbox))
 
 
 def python_tool(limits: SandboxLimits) -> Tool:

@@ -112,7 +112,7 @@ def call_of(name: str, arguments: str, id: str) -> ToolCall:
     """A call as the model wrote it; arguments that are no JSON object are kept as text."""
     try:
         parsed = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     return ToolCall(name, parsed, id) if isinstance(parsed, dict) else ToolCall(name, {}, id, arguments)
 

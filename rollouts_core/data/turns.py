@@ -1,0 +1,144 @@
+"""Conversations as tokens that grow turn by turn, and the tokens of a turn as what it says.
+
+Decision: what an engine made is never encoded again. Behind its tokens comes what the template puts between them and
+the next turn, found as text behind the turn's end in the conversation rendered whole. Where the template renders what
+came before otherwise than the engine was given it (many drop the thoughts of earlier turns), nothing is guessed: the
+engine is given the conversation as it is rendered now, and the turns before stand by themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts_core.data.calls import CallFormat, call_format
+from rollouts_core.data.chat import encode_texts
+from rollouts_core.data.messages import Data
+from rollouts_core.data.rendering import (
+    ChatFormat,
+    Render,
+    chat_format,
+    common_prefix,
+    end_of_turn,
+    fitting_render,
+    held_until,
+)
+from rollouts_core.errors import BadInput
+from rollouts_core.types import Message, ToolCall
+
+THOUGHT = ("<think>", "</think>")
+EXAMPLE = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": ["text"], "object": {"text": 1}}
+"""A value of each type that an argument may have."""
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TurnFormat:
+    """How a model's conversations are written, with the tools it has."""
+
+    tokenizer: Any
+    chat: ChatFormat
+    render: Render
+    tools: tuple[Data, ...]
+    calls: CallFormat | None
+    """None without tools."""
+    thinks: bool
+    """Whether thoughts are told apart from what is said."""
+
+    @property
+    def stop(self) -> Tokens:
+        return (self.tokenizer.eos_token_id,)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the engine is to be given for a turn."""
+
+    tokens: Tokens
+    """Behind the turn before where it `continues` it; from the beginning where not."""
+    continues: bool
+    differs: bool
+    """Whether encoding the conversation anew would give the engine other tokens."""
+
+
+def turn_format(tokenizer: Any, tools: Sequence[Data] = ()) -> TurnFormat:
+    """Raises `BadInput` where the template loses tools or calls, or it is not known how its model writes calls."""
+    chat = chat_format(tokenizer)
+    messages, call = _example(tools)
+    render = fitting_render(chat, messages, tools)
+    template = chat.template if isinstance(chat.template, str) else "".join(chat.template.values())
+    written = _turn_text(chat, render, messages) if call else ""
+    calls = call_format(written, [call]) if call else None
+    if call and calls is None:
+        raise BadInput(f"it is not known how this model calls tools; its chat template writes {written!r}")
+    return TurnFormat(tokenizer, chat, render, tuple(tools), calls, THOUGHT[1] in template)
+
+
+def first_tokens(form: TurnFormat, messages: Sequence[Message]) -> Tokens:
+    """A conversation ready for the assistant, encoded whole."""
+    return _encoded(form, form.render(messages, prompt=True))
+
+
+def next_tokens(form: TurnFormat, messages: Sequence[Message], before: Tokens) -> Given:
+    """What comes behind the tokens that the last assistant's turn ended with, `before`, which hold all up to there."""
+    turn = max(place for place, message in enumerate(messages) if message.role == "assistant")
+    whole = form.render(messages, prompt=True)
+    anew = _encoded(form, whole)
+    differs = anew[: len(before)] != before
+    behind = _behind(form, messages, turn, whole)
+    if behind is None:
+        return Given(anew, continues=False, differs=differs)
+    return Given(_encoded(form, behind), continues=True, differs=differs)
+
+
+def read_turn(form: TurnFormat, tokens: Tokens, turn: int) -> Message:
+    """What a turn says, thinks and calls; calls are numbered from the turn on."""
+    kept = tokens[:-1] if tokens and tokens[-1] in form.stop else tokens
+    text = form.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    thought = ""
+    if form.thinks and THOUGHT[1] in text:
+        thought, _, text = text.partition(THOUGHT[1])
+        thought, text = thought.replace(THOUGHT[0], "").strip(), text.lstrip("\n")
+    said, calls = form.calls.read(text) if form.calls else (text, ())
+    numbered = tuple(
+        ToolCall(call.name, call.arguments, f"call{turn:02d}{number:03d}", call.malformed)
+        for number, call in enumerate(calls)
+    )
+    said = form.chat.special.sub("", said)
+    return Message("assistant", said.rstrip() if numbered else said, numbered, thought)
+
+
+def _behind(form: TurnFormat, messages: Sequence[Message], turn: int, whole: str) -> str | None:
+    """The text behind a turn's end; None where the template renders what came before it, or its thoughts, anew."""
+    given, upto = form.render(messages[:turn], prompt=True), form.render(messages[: turn + 1])
+    held = held_until(upto, whole, form.chat.special)
+    if not held or not whole.startswith(given):
+        return None
+    end = end_of_turn(upto, len(given), held, form.chat.special)
+    return whole[end:] if messages[turn].reasoning in whole[len(given) : end] else None
+
+
+def _encoded(form: TurnFormat, text: str) -> Tokens:
+    return tuple(encode_texts(form.tokenizer, [text])[0].tolist())
+
+
+def _example(tools: Sequence[Data]) -> tuple[list[Message], ToolCall | None]:
+    """A conversation with a call of the first tool, or none."""
+    asks = Message("user", "question")
+    if not tools:
+        return [asks, Message("assistant", "answer"), Message("user", "again")], None
+    function = tools[0]["function"]
+    parameters = function.get("parameters", {}).get("properties", {})
+    arguments = {name: EXAMPLE.get(form.get("type", "string"), "text") for name, form in parameters.items()}
+    call = ToolCall(function["name"], arguments, "call00000")
+    result = Message("tool", "result", name=call.name, tool_call_id=call.id)
+    return [asks, Message("assistant", "", (call,)), result], call
+
+
+def _turn_text(chat: ChatFormat, render: Render, messages: Sequence[Message]) -> str:
+    """What the assistant would have written for its turn, the second message."""
+    given, upto = render(messages[:1], prompt=True), render(messages[:2])
+    begins = common_prefix(upto, given)
+    ended = upto[begins : end_of_turn(upto, begins, len(upto), chat.special)]
+    stops = [match.start() for match in chat.special.finditer(ended) if match.end() == len(ended)]
+    return ended[: stops[0]] if stops else ended

@@ -1,0 +1,153 @@
+"""What became of each sample of an evaluation, kept as it comes: one line of JSON each, and a table at the end.
+
+Decision: answers are kept before they are scored, and results once they are. Whoever goes on asks again for what is
+missing or has failed, and for nothing else.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollouts_core.data.messages import message_to_data
+from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
+from rollouts_core.types import Prompt, Sample
+
+CORRECT = 1.0
+"""A reward of this or more is of a correct answer."""
+
+Place = tuple[int, int]
+"""Source row, and number of the sample."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer to one prompt, or why there is none."""
+
+    source_row: int
+    sample: int
+    """Its number among the answers to the prompt, from 0."""
+    prompt: str
+    response: str
+    answer: Any
+    """The row's own."""
+    reward: float | None
+    """None where it failed."""
+    rewards: Mapping[str, float]
+    status: str
+    turns: int
+    tokens: int
+    """That were written."""
+    metadata: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]] | None
+    """The whole conversation, of an answer in an environment."""
+    error: str = ""
+
+    @property
+    def place(self) -> Place:
+        return self.source_row, self.sample
+
+    @property
+    def correct(self) -> bool:
+        return self.reward is not None and self.reward >= CORRECT
+
+
+def result_of(sample: Sample, number: int, error: str = "") -> Result:
+    """Of an answer that is there, scored or not."""
+    final = sample.trajectory.final if sample.trajectory else None
+    written = final.usage.completion_tokens if final else sample.response_length
+    messages = [message_to_data(message) for message in final.messages] if final else None
+    turns = final.turn_idx if final else 1
+    return _result(sample.prompt, number, sample, turns, written, messages, error)
+
+
+def failed_result(prompt: Prompt, number: int, error: str) -> Result:
+    """Of an answer that never came."""
+    return _result(prompt, number, None, 0, 0, None, error)
+
+
+class EvaluationJournal:
+    """What an evaluation has so far, below a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._answers = JSONLLogger(_ended(directory / "answers.jsonl"))
+        self._results = JSONLLogger(_ended(directory / "results.jsonl"))
+        kept = {place_of(line): answer_from_data(line["of"]) for line in read_jsonl(directory / "answers.jsonl")}
+        self.answers: Mapping[Place, Answer] = kept
+        done = [_from_line(line) for line in read_jsonl(directory / "results.jsonl")]
+        self.results: Mapping[Place, Result] = {result.place: result for result in done if not result.error}
+
+    def answered(self, prompt: Prompt, number: int, answer: Answer) -> None:
+        line = {"source_row": prompt.source_row, "sample": number, "of": answer_to_data(answer)}
+        self._answers.log(line, 0)
+
+    def scored(self, results: Sequence[Result]) -> None:
+        for result in results:
+            self._results.log(asdict(result), 0)
+
+
+def write_results(results: Sequence[Result], directory: Path) -> None:
+    """`samples.jsonl`, and `samples.parquet` with structured columns as JSON text."""
+    with (directory / "samples.jsonl").open("w") as file:
+        for result in results:
+            file.write(json.dumps(asdict(result), default=str) + "\n")
+    rows = [
+        {name: _flat(value) if name in ("answer", "rewards", "metadata", "messages") else value for name, value in row}
+        for row in (asdict(result).items() for result in results)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), directory / "samples.parquet", compression="zstd")
+
+
+def read_results(path: Path) -> list[Result]:
+    """Of a `samples.jsonl`."""
+    return [_from_line(line) for line in read_jsonl(path)]
+
+
+def place_of(line: Mapping[str, Any]) -> Place:
+    return line["source_row"], line["sample"]
+
+
+def _result(
+    prompt: Prompt,
+    number: int,
+    sample: Sample | None,
+    turns: int,
+    tokens: int,
+    messages: Sequence[Mapping[str, Any]] | None,
+    error: str,
+) -> Result:
+    return Result(
+        source_row=prompt.source_row,
+        sample=number,
+        prompt=prompt.messages[-1].content if prompt.messages else "",
+        response=sample.response if sample else "",
+        answer=prompt.metadata.get("answer"),
+        reward=sample.reward if sample else None,
+        rewards=dict(sample.rewards) if sample else {},
+        status=str(sample.status) if sample else "failed",
+        turns=turns,
+        tokens=tokens,
+        metadata=dict(prompt.metadata),
+        messages=messages,
+        error=error,
+    )
+
+
+def _from_line(line: Mapping[str, Any]) -> Result:
+    return Result(**{name: value for name, value in line.items() if name != "step"})
+
+
+def _flat(value: Any) -> str | None:
+    return None if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _ended(path: Path) -> Path:
+    """What a killed process left half-written must not run into the next line."""
+    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    return path

@@ -1,0 +1,83 @@
+"""An engine of ours as an endpoint: conversations in, turns out, and between them tokens that are never encoded twice.
+
+Decision: what an episode's engine was given and made stands in the episode's own state (`AgentState.sampled`), so this
+holds nothing: any state can be gone on from, with exactly the tokens that led there.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
+from rollouts_core.environments.episode import AgentState, Answered, Sampled, Usage
+from rollouts_core.errors import ContextOverflow, RolloutsError
+from rollouts_core.inference.engine import Completion, GenerationRequest
+from rollouts_core.inference.sampling import request_seed
+
+Tokens = tuple[int, ...]
+
+
+class TurnAborted(RolloutsError):
+    """A turn was ended from outside; `there` is what there is of it."""
+
+    def __init__(self, there: Completion) -> None:
+        super().__init__(f"request {there.request_id} was aborted after {len(there.tokens)} tokens")
+        self.there = there
+
+
+@dataclass(frozen=True)
+class EngineEndpoint:
+    """The policy of an engine, for one episode. Fits `Endpoint`."""
+
+    generate: Callable[[GenerationRequest], Awaitable[Completion]]
+    """An engine's own, or one that tries again."""
+    form: TurnFormat
+    max_length: int
+    """The context, in tokens."""
+    name: str
+    """Of the episode; no two under way have the same."""
+    seed: int
+    """Every draw of the episode follows from it."""
+    temperature: float = 1.0
+    prompt: Tokens = ()
+    """The episode's beginning as tokens, where it is encoded already."""
+
+    async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
+        """Raises what `generate` raises, `ContextOverflow` where no token fits, and `TurnAborted`."""
+        given = self._given(state)
+        before = (*tokens_so_far(state), *given.tokens) if given.continues else given.tokens
+        room = self.max_length - len(before)
+        limit = room if max_tokens is None else min(room, max_tokens)
+        if limit <= 0:
+            raise ContextOverflow(f"the episode has {len(before)} tokens, and the context {self.max_length}")
+        made = await self.generate(
+            GenerationRequest(
+                request_id=self.name,
+                prompt_tokens=before,
+                max_new_tokens=limit,
+                stop_token_ids=self.form.stop,
+                temperature=self.temperature,
+                seed=request_seed(self.seed, state.turn_idx),
+                session=self.name,
+            )
+        )
+        if made.finish_reason == "abort":
+            raise TurnAborted(made)
+        sampled = Sampled(
+            given.tokens, made.tokens, made.log_probs, made.weight_versions, given.continues, given.differs
+        )
+        message = read_turn(self.form, made.tokens, state.turn_idx)
+        usage = Usage(len(before), len(made.tokens))
+        return Answered(message, usage, cut_off=made.finish_reason == "length", sampled=sampled)
+
+    def _given(self, state: AgentState) -> Given:
+        if state.sampled:
+            return next_tokens(self.form, state.messages, tokens_so_far(state))
+        return Given(self.prompt or first_tokens(self.form, state.messages), continues=False, differs=False)
+
+
+def tokens_so_far(state: AgentState) -> Tokens:
+    """What the last turn's engine was given and made."""
+    tokens: Tokens = ()
+    for turn in state.sampled:
+        tokens = (*(tokens if turn.continues else ()), *turn.given, *turn.tokens)
+    return tokens

@@ -1,0 +1,70 @@
+"""What rewards are: a function of a sample, or one of these.
+
+    Reward        a number, with what it is made of and what single turns have earned
+    GroupReward   looks at all answers to a prompt together
+    OpenReward    needs something open while it is used: connections, processes, a model
+
+Functions may be async. A sample of an environment has its `trajectory`; without one, `response` is all there is.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollouts_core.errors import RewardFailed
+from rollouts_core.types import Sample
+
+
+@dataclass(frozen=True)
+class Reward:
+    """More than a number."""
+
+    value: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    """What it is made of, by name; each is logged."""
+    turns: tuple[float, ...] = ()
+    """What each turn of the assistant has earned beside, credited to that turn; the answer's reward is all together."""
+
+    @property
+    def total(self) -> float:
+        return self.value + sum(self.turns)
+
+
+Value = float | Reward
+RewardFunction = Callable[[Sample], Value | Awaitable[Value]]
+
+
+@dataclass(frozen=True)
+class GroupReward:
+    """One reward for each of the answers to a prompt, given all of them. An exception in its place fails an answer."""
+
+    function: Callable[[Sequence[Sample]], Sequence[Value | Exception] | Awaitable[Sequence[Value | Exception]]]
+
+
+@dataclass(frozen=True)
+class OpenReward:
+    """Is opened once, in the event loop that it is used in, and closed when nobody uses it any more."""
+
+    open: Callable[[], AbstractAsyncContextManager["RewardFunction | GroupReward"]]
+
+
+AnyReward = RewardFunction | GroupReward | OpenReward
+
+
+def checked(value: Any, sample: Sample, name: str) -> Reward:
+    """Raises `RewardFailed`, naming row and answer, for what is no finite number, or other turns than the sample's."""
+    reward = value if isinstance(value, Reward) else Reward(value)
+    numbers = (reward.value, *reward.components.values(), *reward.turns)
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise RewardFailed(f"{place_of(sample, name)}: returned {value!r}, which is not a finite number")
+    turns = sample.trajectory.final.turn_idx if sample.trajectory else 1
+    if reward.turns and len(reward.turns) != turns:
+        raise RewardFailed(f"{place_of(sample, name)}: rewarded {len(reward.turns)} turns, and there are {turns}")
+    return Reward(float(reward.value), reward.components, tuple(map(float, reward.turns)))
+
+
+def place_of(sample: Sample, name: str) -> str:
+    """Which reward on which answer, for messages to people."""
+    return f"reward {name} on source row {sample.prompt.source_row}, answer {sample.response!r}"
