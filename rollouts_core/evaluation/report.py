@@ -36,8 +36,11 @@ class EvaluationReport:
     """Share of correct answers: Wilson's interval for one answer to each prompt, else the bootstrap's."""
     reward: Interval
     turns: float
+    tool_calls: float
     tokens: float
     """Means of samples."""
+    tool_use: float
+    """Share of samples that called a tool."""
     pass_at: Mapping[str, Interval]
     """By k: the chance that one of k answers is correct."""
     components: Mapping[str, Interval]
@@ -68,7 +71,9 @@ def report_of(results: Sequence[Result], pass_at: Sequence[int] = (), slices: Se
         accuracy=_accuracy(by_prompt),
         reward=_mean(by_prompt, lambda result: result.reward or 0.0),
         turns=fmean(result.turns for result in scored),
+        tool_calls=fmean(result.tool_calls for result in scored),
         tokens=fmean(result.tokens for result in scored),
+        tool_use=fmean(result.tool_calls > 0 for result in scored),
         pass_at={str(k): _pass_at(by_prompt, k) for k in pass_at},
         components={name: _component(scored, name) for name in _names(scored)},
         slices={column: _slices(by_prompt, column) for column in slices},

@@ -41,6 +41,7 @@ class Result:
     rewards: Mapping[str, float]
     status: str
     turns: int
+    tool_calls: int
     tokens: int
     """That were written."""
     metadata: Mapping[str, Any]
@@ -60,15 +61,42 @@ class Result:
 def result_of(sample: Sample, number: int, error: str = "") -> Result:
     """Of an answer that is there, scored or not."""
     final = sample.trajectory.final if sample.trajectory else None
-    written = final.usage.completion_tokens if final else sample.response_length
-    messages = [message_to_data(message) for message in final.messages] if final else None
-    turns = final.turn_idx if final else 1
-    return _result(sample.prompt, number, sample, turns, written, messages, error)
+    return Result(
+        source_row=sample.prompt.source_row,
+        sample=number,
+        prompt=_last_words(sample.prompt),
+        response=sample.response,
+        answer=sample.prompt.metadata.get("answer"),
+        reward=sample.reward,
+        rewards=dict(sample.rewards),
+        status=str(sample.status),
+        turns=final.turn_idx if final else 1,
+        tool_calls=sum(len(message.tool_calls) for message in final.messages) if final else 0,
+        tokens=final.usage.completion_tokens if final else sample.response_length,
+        metadata=dict(sample.prompt.metadata),
+        messages=[message_to_data(message) for message in final.messages] if final else None,
+        error=error,
+    )
 
 
 def failed_result(prompt: Prompt, number: int, error: str) -> Result:
     """Of an answer that never came."""
-    return _result(prompt, number, None, 0, 0, None, error)
+    return Result(
+        source_row=prompt.source_row,
+        sample=number,
+        prompt=_last_words(prompt),
+        response="",
+        answer=prompt.metadata.get("answer"),
+        reward=None,
+        rewards={},
+        status="failed",
+        turns=0,
+        tool_calls=0,
+        tokens=0,
+        metadata=dict(prompt.metadata),
+        messages=None,
+        error=error,
+    )
 
 
 class EvaluationJournal:
@@ -112,30 +140,8 @@ def place_of(line: Mapping[str, Any]) -> Place:
     return line["source_row"], line["sample"]
 
 
-def _result(
-    prompt: Prompt,
-    number: int,
-    sample: Sample | None,
-    turns: int,
-    tokens: int,
-    messages: Sequence[Mapping[str, Any]] | None,
-    error: str,
-) -> Result:
-    return Result(
-        source_row=prompt.source_row,
-        sample=number,
-        prompt=prompt.messages[-1].content if prompt.messages else "",
-        response=sample.response if sample else "",
-        answer=prompt.metadata.get("answer"),
-        reward=sample.reward if sample else None,
-        rewards=dict(sample.rewards) if sample else {},
-        status=str(sample.status) if sample else "failed",
-        turns=turns,
-        tokens=tokens,
-        metadata=dict(prompt.metadata),
-        messages=messages,
-        error=error,
-    )
+def _last_words(prompt: Prompt) -> str:
+    return prompt.messages[-1].content if prompt.messages else ""
 
 
 def _from_line(line: Mapping[str, Any]) -> Result:

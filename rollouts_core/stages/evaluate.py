@@ -63,6 +63,7 @@ def run(work: Work) -> dict[str, float]:
         "total": float(report.prompts),
         "failed": float(report.failed),
         "reward": report.reward.mean,
+        "tool_use": report.tool_use,
         **{f"pass@{k}": interval.mean for k, interval in report.pass_at.items()},
     }
 
