@@ -49,10 +49,15 @@ def _marked_json(begin: str, end: str = "") -> Callable[[str], Written]:
 
 
 def _bare_json(text: str) -> Written:
-    """The whole turn is an object with a name, behind marks or none (Llama)."""
-    stripped = re.sub(r"<\|python_\w+\|>", "", text).strip()
-    calls = tuple(_from_json(stripped)) if stripped.startswith("{") and '"name"' in stripped else ()
-    return ("", calls) if calls else (text, ())
+    """An object with a name is the whole turn, or stands behind a mark (Llama)."""
+    before, _, rest = ("", "", text) if text.lstrip().startswith("{") else _behind_mark(text)
+    if not re.match(r'\s*\{\s*"(name|type)"', rest):
+        return text, ()
+    return before.replace("<|python_start|>", ""), tuple(_from_json(rest))
+
+
+def _behind_mark(text: str) -> tuple[str, str, str]:
+    return text.partition("<|python_end|>" if "<|python_end|>" in text else "<|python_tag|>")
 
 
 def _named_json(begin: str, between: str, end: str = "") -> Callable[[str], Written]:

@@ -77,7 +77,7 @@ def run_rl_training(
             with timer.phase("old_log_prob"):
                 examples = _with_old(examples, cuts, backend, config)
         with timer.phase("adv"):
-            examples = _with_advantages(examples, samples, config)
+            examples = with_advantages(examples, samples, config)
         with timer.phase("update_actor"):
             results = [_update(backend, examples, passes, config) for passes in cuts]
         with timer.phase("update_weights"):
@@ -105,7 +105,8 @@ def _with_old(
     return list(examples) if values is None else with_streams(examples, "old_values", values)
 
 
-def _with_advantages(examples: Sequence[Example], samples: Sequence[Sample], config: RLTrainingConfig) -> list[Example]:
+def with_advantages(examples: Sequence[Example], samples: Sequence[Sample], config: RLTrainingConfig) -> list[Example]:
+    """The sequences of scored samples with each learnt token's advantage, and for a critic its return."""
     lengths = [len(example.streams["rollout_logprobs"]) for example in examples]
     tokens = [np.zeros(length) for length in lengths]
     if penalty := config.kl_in_reward or config.recipe.own_penalty:
