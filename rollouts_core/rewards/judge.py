@@ -125,7 +125,7 @@ async def _asked(endpoint: Endpoint, sample: Sample, settings: JudgeSettings) ->
 
 def _key(sample: Sample, service: Service, settings: JudgeSettings) -> str:
     asked = judged_messages(sample, settings, "")
-    told = [service.url, service.model, service.temperature, *(message.content for message in asked)]
+    told = [service.model, service.temperature, dict(service.body), *(message.content for message in asked)]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 

@@ -199,12 +199,13 @@ def test_an_episode_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
             return None
         return stops.pop(request.request_id)
 
-    engine = Speaks([CALL, "36"], aborts=once)
     config = {"max_staleness": 1, "batch_size": 1, "over_sampling_factor": 2.0}
-    manager = manager_of(engine, environment, config=config)
-    carried = json.loads(json.dumps(manager.state()))
-    manager.restore(carried)
-    first, second = generated(manager, (1, 2))
+    manager, later = (manager_of(Speaks([CALL, "36"], aborts=once), environment, config=config) for _ in range(2))
+    (first,) = generated(manager)
+    later.restore(json.loads(json.dumps(manager.state())))
+    (second,) = generated(later, (2,))
+    assert first.metrics["rollout/groups_carried"] > 0
+    assert not stops
     for sample in (*first.samples, *second.samples):
         assert sample.tokens[len(sample.prompt.tokens) :] == whole_batch.samples[0].tokens[len(sample.prompt.tokens) :]
 
