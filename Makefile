@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint test-slow test-sglang test-vllm engines generation training seeds faults benchmark system install \
+.PHONY: demo test lint test-slow test-sglang test-vllm test-verifiers engines generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
@@ -29,7 +29,15 @@ test-sglang: install-dev .engines/sglang
 test-vllm: install-dev .engines/vllm
 	$(BIN)/pytest -m vllm
 
+test-verifiers: .engines/verifiers
+	.engines/verifiers/bin/python -m pytest --noconftest -m verifiers tests/rollouts_core/test_verifiers.py
+
 engines: .engines/sglang .engines/vllm
+
+.engines/verifiers:
+	$(PYTHON) -m venv $@.unfinished
+	$@.unfinished/bin/pip install -q "verifiers==0.1.14" pytest hypothesis
+	mv $@.unfinished $@
 
 .engines/%: install-dev
 	$(BIN)/python -m tests.build_engine $*

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from flows import housekeeping, machines
 from flows.preflight import check_inputs, place_store, store_named, store_of
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import load_config
-from rollouts_core.errors import RolloutsError
+from rollouts_core.errors import BadInput, RolloutsError
 
 INTERRUPTED = 130
 
@@ -43,18 +44,29 @@ def main(arguments: list[str] | None = None) -> int:
 def run_command(options: argparse.Namespace) -> int:
     config = _config(options)
     check_inputs(config, options.refresh)
-    signal.signal(signal.SIGTERM, _interrupt)
+    prepare_prefect()
+    from flows.post_train import post_train
+
+    return _run_flow(partial(post_train, config, options.refresh, return_state=True), config, options)
+
+
+def prepare_prefect() -> None:
+    """Before it is imported."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "rollouts.machines")
-    from flows.post_train import post_train
+
+
+def _run_flow(start: Callable[[], Any], config: PipelineConfig, options: argparse.Namespace) -> int:
+    """Show a flow on the terminal, and its record at its end."""
+    signal.signal(signal.SIGTERM, _interrupt)
     from flows.server import connect_prefect
     from flows.terminal import print_record, stages_shown
     from rollouts_core.observe.runs import list_runs
 
     connect_prefect()
     with stages_shown() as console:
-        state = post_train(config, options.refresh, return_state=True)
+        state = start()
     flow_run_id = str(state.state_details.flow_run_id)
     record = next((run for run in list_runs(store_of(config).home) if run.flow_run_id == flow_run_id), None)
     if record is None or (record.error is None and not state.is_completed()):
@@ -63,6 +75,21 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(record)))
     return 0 if state.is_completed() else 1
+
+
+def eval_command(options: argparse.Namespace) -> int:
+    config = _config(options)
+    stages = check_inputs(config)
+    if not stages.evaluate:
+        raise BadInput("data.heldout: is required to evaluate", str(options.config))
+    if options.against:
+        from rollouts_core.observe.runs import find_run
+
+        find_run(store_of(config).home, options.against)
+    prepare_prefect()
+    from flows.evaluate import evaluate_policies
+
+    return _run_flow(partial(evaluate_policies, config, options.against, return_state=True), config, options)
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -148,6 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--refresh", action="append", default=[], metavar="STAGE", help="make a stage, and what depends on it, again"
     )
+    evaluation = add("eval", eval_command, "evaluate the policies that are there, and train none", configured)
+    evaluation.add_argument("--against", metavar="RUN", help="a run to compare with, on the same prompts")
     add("plan", plan_command, "say which stages are cached, which are to run, and why", configured)
     logs = add("logs", logs_command, "print what a run's jobs have printed", shared)
     logs.add_argument("run", metavar="RUN")

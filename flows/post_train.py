@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from prefect import flow
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.preflight import check_inputs, outputs_of, store_of
@@ -12,6 +13,7 @@ from rollouts_core.observe.runs import RunRecord
 from tasks.bootstrap import bootstrap
 from tasks.dpo import dpo
 from tasks.evaluate import evaluate
+from tasks.making import ArtifactRef
 from tasks.provision import provision
 from tasks.report import report
 from tasks.rl import rl
@@ -34,10 +36,14 @@ def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord
         data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         policy = sft(stages.sft, data, machine) if stages.sft else None
         policy = dpo(stages.dpo, policy, machine) if stages.dpo else policy
+        beside: list[PrefectFuture[ArtifactRef]] = []
         with serve(config.engine, stages.rl, machine):
             for segment in stages.rl:
                 policy = rl(segment, stages.rl, policy, machine)
-        for point in stages.evaluate:
-            evaluate(point, stages.evaluate, data, machine)
+                beside += [evaluate.submit(point, [point], data, machine) for point in stages.during_rl(segment)]
+        for point in stages.after_training:
+            evaluate(point, stages.after_training, data, machine)
+        for evaluated in beside:
+            evaluated.result()
         results = sync(stages, policy, machine, config.results, outputs_of(config))
         return report(config, stages, machine, results)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from rollouts_core.observe.report import POINTS
+from rollouts_core.observe.evaluations import name_of
 from rollouts_core.observe.runs import RunRecord
 from tasks.events import StageChanged, StageLine, StageProgress
 from tasks.events import logger as events
@@ -18,6 +18,7 @@ from tasks.events import logger as events
 machines = logging.getLogger("rollouts.machines")
 MARKS = {"Completed": "[green]✓[/]", "Cached": "[blue]=[/]", "Failed": "[red]✗[/]", "Cancelled": "[yellow]✗[/]"}
 SHOWN_METRICS = ("loss", "reward", "entropy", "completions/mean_length")
+TRAINING = ("sft", "dpo", "rl-1")
 PLAIN_SECONDS = 10.0
 """Where there is no screen, progress is a line this often."""
 
@@ -91,11 +92,12 @@ def print_record(record: RunRecord, console: Console | None = None) -> None:
         table = Table("policy", "accuracy", "95 % interval", "prompts", title="Held-out accuracy", title_justify="left")
         for entry in record.accuracies:
             interval = f"{100 * entry.low:.1f} to {100 * entry.high:.1f} %"
-            table.add_row(POINTS[entry.point], f"{100 * entry.accuracy:.1f} %", interval, str(entry.total))
+            table.add_row(name_of(entry.point), f"{100 * entry.accuracy:.1f} %", interval, str(entry.total))
         console.print(table)
     if record.report:
         folder = record.report.rpartition("/")[0]
-        console.print(f"report  {record.report}\npolicy  {folder}/policy\nmetrics {folder}", soft_wrap=True)
+        policy = f"policy  {folder}/policy\n" if any(stage.name in TRAINING for stage in record.stages) else ""
+        console.print(f"report  {record.report}\n{policy}metrics {folder}", soft_wrap=True)
 
 
 def _has_screen(console: Console) -> bool:

@@ -12,8 +12,10 @@ from rollouts_core.store.fetch import fetch
 from rollouts_core.store.manifest import ArtifactId
 
 
-def bring_home(plan: Plan, final: ArtifactId, session: MachineSession, wanted: ResultsConfig, outputs: Path) -> Path:
-    """Copy the run's results, the policy from its final artifact, verified on the way.
+def bring_home(
+    plan: Plan, final: ArtifactId | None, session: MachineSession, wanted: ResultsConfig, outputs: Path
+) -> Path:
+    """Copy the run's results, the policy from its final artifact, where it has trained one, verified on the way.
 
     They are gathered under a temporary name and moved into place whole.
     """
@@ -23,7 +25,7 @@ def bring_home(plan: Plan, final: ArtifactId, session: MachineSession, wanted: R
     gathering = outputs.with_name(f".{outputs.name}.unfinished")
     shutil.rmtree(gathering, ignore_errors=True)
     gathering.mkdir(parents=True)
-    if wanted.policy:
+    if wanted.policy and final:
         _fetch(session, final, gathering, "policy/")
     if plan.sft:
         _join([plan.sft], session, "metrics.jsonl", gathering / "sft_metrics.jsonl")

@@ -560,8 +560,9 @@ class PipelineConfig:
 
 def _chain_problems(config: PipelineConfig) -> list[str]:
     problems = []
-    if config.sft is None and config.dpo is None and config.rl is None:
-        problems.append("sft, dpo and rl are all null: there is nothing to do")
+    untrained = config.sft is None and config.dpo is None and config.rl is None
+    if untrained and config.data.heldout is None:
+        problems.append("sft, dpo and rl are all null, and data.heldout too: there is nothing to do")
     if config.sft is not None and config.data.demonstrations is None:
         problems.append("data.demonstrations: is required by sft")
     if config.dpo is not None and config.data.preferences is None:

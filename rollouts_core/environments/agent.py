@@ -17,6 +17,7 @@ from rollouts_core.environments.episode import (
     Answered,
     Event,
     Observed,
+    Replied,
     Stopped,
     StopReason,
     Trajectory,
@@ -85,7 +86,8 @@ async def _next(state: AgentState, config: RunConfig) -> Event:
     if state.pending_tool_calls:
         return Observed(await _results(state, config))
     if state.awaits_environment:
-        return config.environment.on_assistant_message(state.messages[-1], state)
+        said = config.environment.on_assistant_message(state.messages[-1], state)
+        return said if isinstance(said, Replied) else await said
     if state.turn_idx >= config.max_turns:
         return Stopped(StopReason.MAX_TURNS)
     tokens = None if config.max_tokens is None else config.max_tokens - state.usage.completion_tokens

@@ -5,7 +5,7 @@ data, and changes by `changes` of results and replies; so one value serves any n
 them can be resumed elsewhere.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,8 +29,8 @@ class Environment(Protocol):
     async def exec_tool(self, call: ToolCall, state: AgentState, seconds: float) -> ToolResult:
         """Carry out a call, within a deadline. What goes wrong is in the result."""
 
-    def on_assistant_message(self, message: Message, state: AgentState) -> Replied:
-        """What is said to an answer without a call; nothing ends the episode."""
+    def on_assistant_message(self, message: Message, state: AgentState) -> Replied | Awaitable[Replied]:
+        """What is said to an answer without a call; nothing ends the episode. May be async."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Functions:
 
     messages: Callable[[Mapping[str, Any]], Sequence[Message]]
     tools: tuple[Tool, ...] = ()
-    reply: Callable[[Message, AgentState], Replied] = lambda message, state: Replied()
+    reply: Callable[[Message, AgentState], Replied | Awaitable[Replied]] = lambda message, state: Replied()
     knows: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda row: {}
     """What is known of an episode at its beginning."""
     check: Callable[[], None] = lambda: None
@@ -58,5 +58,5 @@ class Functions:
     async def exec_tool(self, call: ToolCall, state: AgentState, seconds: float) -> ToolResult:
         return await call_tool(self.tools, call, seconds)
 
-    def on_assistant_message(self, message: Message, state: AgentState) -> Replied:
+    def on_assistant_message(self, message: Message, state: AgentState) -> Replied | Awaitable[Replied]:
         return self.reply(message, state)

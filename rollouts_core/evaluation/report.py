@@ -33,7 +33,8 @@ class EvaluationReport:
     failed: int
     """Samples that were not answered or not scored; the shares leave them out."""
     accuracy: Interval
-    """Share of correct answers: Wilson's interval for one answer to each prompt, else the bootstrap's."""
+    """Share of correct answers. Its interval is Wilson's for one answer to each prompt, or where all prompts have the
+    same share; else the bootstrap's."""
     reward: Interval
     turns: float
     tool_calls: float
@@ -102,9 +103,8 @@ def _by_prompt(results: Sequence[Result]) -> ByPrompt:
 
 def _accuracy(by_prompt: ByPrompt) -> Interval:
     shares = [_share(results) for results in by_prompt.values()]
-    if all(len(results) == 1 for results in by_prompt.values()):
-        correct = int(sum(shares))
-        return Interval(correct / len(shares), *wilson_interval(correct, len(shares)))
+    if all(len(results) == 1 for results in by_prompt.values()) or len(set(shares)) == 1:
+        return Interval(fmean(shares), *wilson_interval(sum(shares), len(shares)))
     return bootstrap_interval(shares)
 
 

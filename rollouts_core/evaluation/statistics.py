@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-RESAMPLES = 10_000
+RESAMPLES = 4_000
+AT_ONCE = 2_000_000
 EXACT = 14
 """Up to so many differing prompts all signs are tried, 16,384 of them."""
 
@@ -47,7 +48,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(correct: float, total: int, confidence: float = 0.95) -> tuple[float, float]:
     """The score interval of a binomial share (Wilson 1927, JASA 22): sound near 0 and 1, unlike the normal one."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     share = correct / total
@@ -59,8 +60,9 @@ def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> tuple
 def bootstrap_interval(scores: Sequence[float], seed: int = 0) -> Interval:
     """The percentile bootstrap over prompts (Efron 1979), seeded."""
     values = np.asarray(scores, np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    return _interval(values, values[drawn].mean(1))
+    random = np.random.default_rng(seed)
+    means = [values[random.integers(0, len(values), (count, len(values)))].mean(1) for count in _pieces(len(values))]
+    return _interval(values, np.concatenate(means))
 
 
 def compare(scores: Sequence[float], others: Sequence[float], seed: int = 0) -> Comparison:
@@ -92,5 +94,14 @@ def _sign_flip(differing: Floats, seed: int) -> float:
     if count <= EXACT:
         signs = 1.0 - 2.0 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
         return float((abs(signs @ differing) >= observed - 1e-12).mean())
-    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (RESAMPLES, count))
-    return float((1 + (abs(signs @ differing) >= observed - 1e-12).sum()) / (1 + RESAMPLES))
+    random, as_large = np.random.default_rng(seed), 0
+    for rows in _pieces(count):
+        signs = 1.0 - 2.0 * random.integers(0, 2, (rows, count), dtype=np.int8)
+        as_large += int((abs(signs @ differing) >= observed - 1e-12).sum())
+    return (1 + as_large) / (1 + RESAMPLES)
+
+
+def _pieces(width: int) -> list[int]:
+    """The resamples in parts of a few megabytes."""
+    rows = max(1, AT_ONCE // width)
+    return [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]

@@ -8,11 +8,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
+from rollouts_core.observe.evaluations import Compared, Evaluated, name_of
 from rollouts_core.observe.metrics import read_jsonl
 from rollouts_core.observe.runs import AccuracyRecord, RunRecord
 
-POINTS = {"base": "before training", "sft": "after SFT", "dpo": "after DPO", "rl": "after RL"}
 SAMPLES = 16
+MOST_SLICES = 40
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -32,17 +33,26 @@ class SampleRow:
     responses: Sequence[tuple[str, bool]]
 
 
-def write_report(record: RunRecord, results: Path, config: Mapping[str, Any], plots: Sequence[str]) -> Path:
+def write_report(
+    record: RunRecord,
+    results: Path,
+    config: Mapping[str, Any],
+    plots: Sequence[str],
+    evaluated: Sequence[Evaluated],
+    compared: Sequence[Compared],
+) -> Path:
     """Write `report.html` into a run's results (see `tasks.sync` for what lies there); `plots` are SVG."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     points = [accuracy.point for accuracy in record.accuracies]
     page = environment.get_template("report.html.j2").render(
         record=record,
-        points=[POINTS[point] for point in points],
+        points=[name_of(point) for point in points],
         plots=plots,
+        evaluated=evaluated,
+        compared=compared,
+        most_slices=MOST_SLICES,
         samples=_samples([read_jsonl(results / "evaluation" / f"{point}.jsonl") for point in points]),
         config=json.dumps(config, indent=2),
-        names=POINTS,
     )
     path = results / "report.html"
     path.write_text(page)
@@ -56,7 +66,7 @@ def draw_plots(accuracies: Sequence[AccuracyRecord], results: Path) -> list[str]
     sft, dpo, rl = (read_jsonl(results / f"{stage}_metrics.jsonl") for stage in ("sft", "dpo", "rl"))
     plots = []
     if accuracies:
-        shares = {POINTS[a.point]: (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in accuracies}
+        shares = {name_of(a.point): (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in accuracies}
         plots.append(interval_plot("Held-out accuracy, 95 % interval", shares))
     if sft:
         plots.append(line_plot("SFT: loss per token", "step", {"loss": _curve(sft, "loss")}))
@@ -104,11 +114,16 @@ def _samples(by_point: Sequence[Records]) -> list[SampleRow]:
             str(records[0].get("answer") or ""),
             [(record["response"], (record["reward"] or 0) >= 1) for record in records],
         )
-        for records in zip(*by_point, strict=True)
+        for records in zip(*map(_first_answers, by_point), strict=True)
     ]
     changed = [row for row in rows if _changed(row)]
     steady = [row for row in rows if not _changed(row)]
     return [*changed[: SAMPLES * 3 // 4], *steady][:SAMPLES]
+
+
+def _first_answers(records: Records) -> Records:
+    """Of each prompt, where it has several."""
+    return [record for record in records if record["sample"] == 0]
 
 
 def _changed(row: SampleRow) -> bool:

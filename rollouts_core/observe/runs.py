@@ -7,6 +7,7 @@ clears that store up sees what the runs of all machines need.
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -90,7 +91,10 @@ _adapter = TypeAdapter(RunRecord)
 
 
 class RunLog:
-    """Writes one run's record, and holds its lock while it lives; everybody else reads the file."""
+    """Writes one run's record, and holds its lock while it lives; everybody else reads the file.
+
+    Stages that run at once may tell it from several threads.
+    """
 
     def __init__(self, directory: Path, record: RunRecord, shared: Objects | None) -> None:
         """`shared`: where a remote store keeps the records of all machines."""
@@ -98,6 +102,7 @@ class RunLog:
         self.record = record
         self._shared = shared
         self._began = time.monotonic() - record.seconds
+        self._changing = threading.RLock()
         self._events = JSONLLogger(directory / "events.jsonl")
         self._lock = (directory / "lock").open("w")
         try_lock(self._lock.fileno())
@@ -111,12 +116,13 @@ class RunLog:
     def stage(self, name: str, key: str | None, state: StageState, seconds: float = 0.0) -> None:
         """Note a stage's new state; stages stand in the order they were planned or first seen."""
         noted = StageRecord(name, key, state, round(seconds, 3))
-        stages = self.record.stages
-        if any(stage.name == name for stage in stages):
-            stages = tuple(noted if stage.name == name else stage for stage in stages)
-        else:
-            stages = (*stages, noted)
-        self._change({"stage": name, "state": state}, stages=stages)
+        with self._changing:
+            stages = self.record.stages
+            if any(stage.name == name for stage in stages):
+                stages = tuple(noted if stage.name == name else stage for stage in stages)
+            else:
+                stages = (*stages, noted)
+            self._change({"stage": name, "state": state}, stages=stages)
 
     def result(self, accuracies: Sequence[AccuracyRecord], report: Path) -> None:
         self._change({"report": str(report)}, accuracies=tuple(accuracies), report=str(report))
@@ -127,8 +133,9 @@ class RunLog:
     def job(self, stage: str, machine: str, job: str, log: int) -> None:
         """Note the job that makes a stage, unless this very attempt of it is noted."""
         noted = JobRecord(stage, machine, job, log)
-        if noted not in self.record.jobs:
-            self._change({"job": job, "machine": machine}, jobs=(*self.record.jobs, noted))
+        with self._changing:
+            if noted not in self.record.jobs:
+                self._change({"job": job, "machine": machine}, jobs=(*self.record.jobs, noted))
 
     def discarded(self, machine: str) -> None:
         self._change({"discarded_on": machine}, discarded_on=(*self.record.discarded_on, machine))
@@ -143,12 +150,13 @@ class RunLog:
         self._lock.close()
 
     def _change(self, event: dict[str, Any], **changes: Any) -> None:
-        seconds = round(time.monotonic() - self._began, 3)
-        self.record = replace(self.record, seconds=seconds, updated_at=_now(), **changes)
-        self._events.log({"at": _now(), **event}, len(self.record.stages))
-        self._write()
-        with suppress(StoreUnavailable):  # it was told at the beginning what the run needs
-            self._share()
+        with self._changing:
+            seconds = round(time.monotonic() - self._began, 3)
+            self.record = replace(self.record, seconds=seconds, updated_at=_now(), **changes)
+            self._events.log({"at": _now(), **event}, len(self.record.stages))
+            self._write()
+            with suppress(StoreUnavailable):  # it was told at the beginning what the run needs
+                self._share()
 
     def _write(self) -> None:
         unfinished = self.directory / f"run.json.{os.getpid()}"

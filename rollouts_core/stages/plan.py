@@ -36,11 +36,22 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         return (self.tokenize, *(stage for stage in (self.sft, self.dpo) if stage), *self.rl, *self.evaluate)
 
+    def during_rl(self, segment: Stage) -> tuple[Stage, ...]:
+        """The evaluations of an RL segment's policy, which run while the next one is trained."""
+        return tuple(point for point in self.evaluate if point.name == f"evaluate-{segment.name}")
+
+    @property
+    def after_training(self) -> tuple[Stage, ...]:
+        """The evaluations that one job makes at the end."""
+        early = [point.name for segment in self.rl for point in self.during_rl(segment)]
+        return tuple(point for point in self.evaluate if point.name not in early)
+
     @property
     def chains(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of each heavy job: those that one process makes."""
         single = [(stage,) for stage in (self.sft, self.dpo) if stage]
-        return tuple(chain for chain in (*single, self.rl, self.evaluate) if chain)
+        early = [self.during_rl(segment) for segment in self.rl]
+        return tuple(chain for chain in (*single, self.rl, *early, self.after_training) if chain)
 
 
 def plan(config: PipelineConfig) -> Plan:
@@ -51,6 +62,11 @@ def plan(config: PipelineConfig) -> Plan:
     dpo = _dpo(config, external, tokenize, sft)
     rl = _rl(config, external, tokenize, dpo or sft)
     return Plan(tokenize, sft, dpo, rl, _evaluations(config, external, tokenize, sft, dpo, rl))
+
+
+def evaluations_alone(plan: Plan) -> Plan:
+    """Tokenization and evaluation, of policies that others have trained."""
+    return Plan(plan.tokenize, None, None, (), plan.evaluate)
 
 
 def dependents(plan: Plan, changed: Sequence[Stage]) -> list[Stage]:
