@@ -18,6 +18,9 @@ RANGES: dict[str, Range] = {
     "sampling/importance_sampling_ratio/max": Range(0.0, 100.0, "single tokens dominate the gradient"),
     "sampling/corrected_fraction": Range(0.0, 0.1, "many tokens are cut by the correction"),
     "frac_reward_zero_std": Range(0.0, 0.9, "nearly all groups have one reward, and teach nothing"),
+    "rewards/failed/mean": Range(0.0, 0.0, "rewards fail, and count as nothing"),
+    "episodes/rewritten_turns": Range(0.0, 0.5, "the chat template renders most turns anew; each is trained by itself"),
+    "tools/failure_frequency": Range(0.0, 0.5, "most calls of tools fail"),
     "completions/clipped_ratio": Range(0.0, 0.5, "most answers are cut off at max_new_tokens"),
     "entropy": Range(1e-3, float("inf"), "the policy has collapsed to one answer"),
 }

@@ -27,7 +27,7 @@ from rollouts_core.inference.endpoints.openai import openai_endpoint
 from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.types import Message
 
-EPISODES, TURNS, ROUNDS = 256, 3, 7
+EPISODES, TURNS, ROUNDS = 256, 3, 5
 LIVE = 1024
 MANY, FIRST = 100_000, 20_000
 HELD_SECONDS = 20.0

@@ -23,7 +23,7 @@ def main(url: str, what: str) -> None:
 
     class Talk(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
-            return [{"role": "user", "content": "go on"}]
+            return [vf.UserMessage(content="go on")]
 
     rows = Dataset.from_list([{"question": f"question {number}", "answer": ""} for number in range(EPISODES)])
     environment = Talk(dataset=rows, max_turns=TURNS, rubric=vf.Rubric(funcs=[lambda completion: 0.0]))

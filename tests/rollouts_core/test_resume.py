@@ -123,6 +123,30 @@ def config(small_config: dict[str, Any]) -> dict[str, Any]:
     return small_config
 
 
+TWICE = """
+from rollouts_core.environments.environment import Functions
+from rollouts_core.environments.episode import Replied
+from rollouts_core.environments.shipped.questions import questions
+from rollouts_core.types import Message
+
+def twice():
+    def reply(message, state):
+        return Replied((Message("user", "+1="),)) if state.turn_idx == 1 else Replied()
+
+    return Functions(questions().messages, reply=reply)
+"""
+
+
+@pytest.fixture
+def asking_twice(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """RL on episodes of two turns."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    config["environment"] = {"name": f"{tmp_path}/twice.py:twice"}
+    config["data"]["max_length"] = 24
+    config["rl"] |= {"max_new_tokens": 8}
+    return config
+
+
 @pytest.fixture
 def preferring(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """With DPO instead of RL: right sums above wrong ones."""
@@ -170,6 +194,25 @@ def test_rl_killed_anywhere_ends_with_the_same_bits_and_every_rollout_is_made_on
     assert len({row for _, row in trained}) == len(trained) == 20, "a prompt was skipped or trained on twice"
     metrics = read_jsonl(store.open(segment.artifact) / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kills", [[2], [17, 40, 66], [100]])
+def test_episodes_killed_anywhere_end_with_the_same_bits(
+    asking_twice: dict[str, Any],
+    undisturbed: Callable[[dict[str, Any]], tuple[Plan, LocalStore]],
+    tmp_path_factory: pytest.TempPathFactory,
+    kills: list[int],
+) -> None:
+    stages, whole = undisturbed(asking_twice)
+    (segment,) = stages.rl
+    assert stages.sft is not None
+    store = copied(whole, [stages.tokenize, stages.sft], tmp_path_factory.mktemp("killed"))
+    fate = make_through_kills(segment, store, kills)
+    assert content(store, segment) == content(whole, segment)
+    assert set(fate.generated.values()) == {1}
+    metrics = read_jsonl(store.open(segment.artifact) / "metrics.jsonl")
+    assert max(line["episodes/turns"] for line in metrics) > 1
+    assert max(line["sampling/sampling_logp_difference/max"] for line in metrics) < 1e-4
 
 
 @SLOW_BUT_FINE

@@ -11,7 +11,7 @@ from rollouts_core.data.turns import TurnFormat, first_tokens, next_tokens, read
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Message, ToolCall
 from tests.rollouts_core.models import character_tokenizer
-from tests.rollouts_core.test_templates import TOOLS, templates, tokenizer_with
+from tests.rollouts_core.test_templates import BASE, TOOLS, templates, tokenizer_with
 
 USER = Message("user", "UUU")
 NO_WAY_KNOWN = ("trl/muse_glimmer", "trl/muse_glimmer_training")
@@ -172,6 +172,18 @@ def test_a_model_that_knows_no_tools_is_refused() -> None:
         turn_format(tokenizer, TOOLS)
     with pytest.raises(BadInput, match="it is not known how this model calls tools; its chat template writes"):
         turn_format(tokenizer_with(templates()["trl/muse_glimmer"]), TOOLS)
+
+
+def test_an_answer_that_is_no_utf_8_is_read_and_kept_as_tokens() -> None:
+    """Half of a character's bytes: the text has a mark in its place, the tokens are what they were."""
+    form = turn_format(BASE)
+    (whole,) = (form.tokenizer("é", add_special_tokens=False)["input_ids"],)
+    assert len(whole) == 2
+    made = (whole[0], *form.tokenizer("A", add_special_tokens=False)["input_ids"], *form.stop)
+    turn = read_turn(form, made, 0)
+    assert turn == Message("assistant", "\ufffdA")
+    given = next_tokens(form, [USER, turn, USER], (*first_tokens(form, [USER]), *made))
+    assert (given.continues, given.differs) == (True, True)
 
 
 def test_turns_without_special_tokens_of_others() -> None:
