@@ -16,6 +16,7 @@ from rollouts_core.environments.named import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
 from rollouts_core.rewards.functions import load_reward
+from rollouts_core.rewards.scoring import check_reward
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.identity import is_url
 from rollouts_core.store.store import Store, open_store
@@ -62,7 +63,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     problems: list[str] = []
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])
     checks: list[Callable[[], object]] = [lambda: stages.append(plan(config)), lambda: store_of(config).check_usable()]
-    checks += [partial(load_reward, name) for name in rewards]
+    checks += [partial(_check_reward, name, config) for name in rewards]
     if config.rl and isinstance(config.rl.algorithm, CustomAlgorithm):
         checks.append(partial(load_function, config.rl.algorithm.function, {}, "algorithm"))
     if config.environment is not None:
@@ -79,6 +80,12 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     if problems:
         raise BadInput(problems, f"config {config.name}")
     return stages[0]
+
+
+def _check_reward(name: str, config: PipelineConfig) -> None:
+    reward = load_reward(name)
+    if config.machine.kind == "local":
+        check_reward(reward)
 
 
 def _check_environment(config: PipelineConfig) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import anyio
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.environments.environment import Environment
 from rollouts_core.environments.episode import (
     AgentState,
@@ -109,9 +110,10 @@ async def _results(state: AgentState, config: RunConfig) -> tuple[ToolResult, ..
     async def carry_out(place: int, call: ToolCall) -> None:
         results[place] = await _result(call, state, config)
 
-    async with anyio.create_task_group() as tasks:
-        for place, call in enumerate(calls):
-            tasks.start_soon(carry_out, place, call)
+    with first_error():
+        async with anyio.create_task_group() as tasks:
+            for place, call in enumerate(calls):
+                tasks.start_soon(carry_out, place, call)
     return tuple(result for result in results if result is not None)
 
 

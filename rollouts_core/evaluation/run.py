@@ -41,8 +41,13 @@ class EvaluationSettings:
     """Columns of the rows by whose values results are told apart."""
     max_concurrent: int = 256
     scoring: ScoringSettings = field(default_factory=ScoringSettings)
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    """Of episodes: `max_turns`, `max_tokens`, `max_seconds`, `tool_seconds`."""
+    max_turns: int = 16
+    max_tokens: int | None = None
+    """That the model may write, over all turns of an episode."""
+    max_seconds: float = 600.0
+    """Of one episode."""
+    tool_seconds: float = 30.0
+    """Of one call."""
 
 
 async def evaluate(
@@ -58,7 +63,9 @@ async def evaluate(
     `BadInput` when there are no rows, or none of them could be scored.
     """
     environment: Environment = Functions(prepare_messages) if callable(prepare_messages) else prepare_messages
-    run = RunConfig(endpoint, environment, **settings.limits)
+    run = RunConfig(
+        endpoint, environment, settings.max_turns, settings.max_tokens, settings.max_seconds, settings.tool_seconds
+    )
     prompts = [_prompt(environment, row, place) for place, row in enumerate(dataset)]
 
     async def answer(prompt: Prompt, number: int) -> Answer:

@@ -71,7 +71,10 @@ def judge(service: Service, settings: JudgeSettings) -> OpenReward:
 
             yield verdict
 
-    return OpenReward(open_judge)
+    def check() -> None:
+        service.key()
+
+    return OpenReward(open_judge, check)
 
 
 def judged_messages(sample: Sample, settings: JudgeSettings, mark: str) -> tuple[Message, ...]:

@@ -4,6 +4,7 @@ Decision: it is computed in processes of its own. What a model writes may keep a
 and a thread cannot be ended; a process can, and another takes its place.
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -50,7 +51,12 @@ def math_equal(seconds: float = 10.0) -> OpenReward:
                 for worker in workers:
                     await worker.end()
 
-    return OpenReward(open_workers)
+    return OpenReward(open_workers, _check)
+
+
+def _check() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise BadInput("reward math_equal: needs the package math-verify: `pip install math-verify`")
 
 
 class _Worker:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -36,7 +37,11 @@ def reward_model(settings: RewardModelSettings) -> OpenReward:
         model, tokenizer = await to_thread.run_sync(partial(_loaded, settings))
         yield GroupReward(partial(_scores, settings, model, tokenizer))
 
-    return OpenReward(open_model)
+    def check() -> None:
+        if settings.name.startswith(("/", ".")) and not Path(settings.name, "config.json").is_file():
+            raise BadInput(f"reward model {settings.name}: holds no config.json: not a Hugging Face model directory")
+
+    return OpenReward(open_model, check)
 
 
 def _loaded(settings: RewardModelSettings) -> tuple[Any, Any]:

@@ -48,6 +48,8 @@ class OpenReward:
     """Is opened once, in the event loop that it is used in, and closed when nobody uses it any more."""
 
     open: Callable[[], AbstractAsyncContextManager["RewardFunction | GroupReward"]]
+    check: Callable[[], None] = lambda: None
+    """Raises `BadInput` where this machine lacks what it needs."""
 
 
 AnyReward = RewardFunction | GroupReward | OpenReward

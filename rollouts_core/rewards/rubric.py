@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import anyio
 
 from rollouts_core.rewards.reward import AnyReward, GroupReward, OpenReward, Reward, RewardFunction
-from rollouts_core.rewards.scoring import Outcome, opened, rewards_of
+from rollouts_core.rewards.scoring import Outcome, check_reward, opened, rewards_of
 from rollouts_core.types import Sample
 
 
@@ -44,7 +44,11 @@ def rubric(*criteria: Criterion) -> OpenReward:
 
             yield GroupReward(weighed)
 
-    return OpenReward(open_all)
+    def check() -> None:
+        for criterion in criteria:
+            check_reward(criterion.reward)
+
+    return OpenReward(open_all, check)
 
 
 async def _all(

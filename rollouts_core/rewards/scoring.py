@@ -91,6 +91,12 @@ class Scoring:
         return Reward(0.0, {FAILED: 1.0}) if self._settings.on_failure == "zero" else None
 
 
+def check_reward(reward: AnyReward) -> None:
+    """Raises `BadInput` where this machine lacks what the reward needs."""
+    if isinstance(reward, OpenReward):
+        reward.check()
+
+
 async def opened(reward: AnyReward, closing: AsyncExitStack) -> RewardFunction | GroupReward:
     return await closing.enter_async_context(reward.open()) if isinstance(reward, OpenReward) else reward
 

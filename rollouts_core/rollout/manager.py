@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import InferenceEngine
@@ -43,7 +44,6 @@ from rollouts_core.rollout.work import (
     ABORTED,
     Counts,
     Workshop,
-    first_error,
     refuse_endless_failure,
     refuse_starvation,
 )

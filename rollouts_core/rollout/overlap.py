@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import InferenceEngine
@@ -30,7 +31,6 @@ from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.work import (
     Counts,
     Workshop,
-    first_error,
     refuse_endless_failure,
     refuse_starvation,
 )

@@ -2,13 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine
 from rollouts_core.rollout.answers import SampleFailed, answer_of
@@ -100,8 +100,7 @@ class Workshop:
         """One that fails is counted, and begun once more from the start."""
         for before in (group.answers[number], None):
             try:
-                with first_error():
-                    done = await self._once(group.with_answer(number, before), number, stop, counts)
+                done = await self._once(group.with_answer(number, before), number, stop, counts)
             except SampleFailed as error:
                 counts.causes[str(error)] += 1
                 failure = error
@@ -146,18 +145,6 @@ async def answer_group_member(
     assert not isinstance(before, Completion), "what is there of an episode is one"
     seed = seed_of(group, number, config)
     return await play(acting, ask, group.prompt, request.request_id, seed, before, config, stopping)
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """What went wrong first, out of the groups that structured concurrency wraps it in."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
 
 
 def refuse_endless_failure(counts: Counts, config: RolloutConfig) -> None:

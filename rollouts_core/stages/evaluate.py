@@ -27,7 +27,7 @@ from rollouts_core.rollout.answers import answer_of
 from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.groups import Answer, Group, answer_samples
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import answer_group_member, first_error
+from rollouts_core.rollout.work import answer_group_member
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.specs import EvaluateSpec
@@ -86,8 +86,7 @@ async def _results(
 
     async def answer(prompt: Prompt, number: int) -> Answer:
         group = Group(ROUND, prompt.source_row, 0, prompt, (None,) * wanted.samples_per_prompt)
-        with first_error():
-            return await answer_group_member(group, number, ask, config, (tokenizer.eos_token_id,), acting)
+        return await answer_group_member(group, number, ask, config, (tokenizer.eos_token_id,), acting)
 
     def to_samples(prompt: Prompt, number: int, made: Answer) -> list[Sample]:
         return answer_samples(prompt, 0, number, made, tokenizer)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import Done, job_process
 from tests.hosts import HostMachine
+from tests.rollouts_core.test_resume import TWICE
 
 Hosts = tuple[HostMachine, HostMachine]
 Rollouts = Callable[..., Done]
@@ -108,6 +109,30 @@ def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
     planned = rollouts("plan", config, "--machine", "host-a", **variables).out
     assert "on host-a" in planned
     assert "`--machine host-a` finds it" in rollouts("plan", config, **variables).out
+
+
+@pytest.mark.slow
+def test_an_environment_of_ones_own_is_played_there_and_evaluated_beside_the_training(
+    rollouts: Rollouts, config_file: Callable[..., Path], hosts: Hosts, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    config = config_file(
+        sft={"steps": 40},
+        data={"max_length": 24},
+        rl={"max_new_tokens": 8},
+        environment={"name": f"{tmp_path}/twice.py:twice"},
+        evaluation={"during_rl": True},
+        machine={"environment": ["OMP_NUM_THREADS"]},
+    )
+    assert rollouts("run", config, "--store", tmp_path / "here", **variables).status == 0
+    there = rollouts("run", config, "--machine", "host-a", "--json", **variables)
+    assert there.status == 0, there.err
+    work = hosts[0].work
+    assert made(tmp_path / "here", "rl", "evaluate") == made(work / "store", "rl", "evaluate")
+    assert [entry["point"] for entry in there.json()["accuracies"]] == ["base", "sft", "rl-1", "rl"]
+    again = rollouts("eval", config, "--machine", "host-a", "--set", "evaluation.limit=7", "--json", **variables)
+    assert again.status == 0, again.err
+    assert [entry["total"] for entry in again.json()["accuracies"]] == [7] * 4
 
 
 @pytest.mark.slow

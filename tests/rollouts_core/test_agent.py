@@ -118,6 +118,7 @@ def test_calls_are_carried_out_and_their_results_told() -> None:
     [
         (call("divide", a=1), "no tool 'divide'; tools: add, never, breaks, finish"),
         (call("add", malformed="{a: 1"), "the arguments are no JSON object: {a: 1"),
+        (call("", malformed="[1"), "the call is no JSON object: [1"),
         (call("add", a="two"), "wrong arguments: a: Input should be a valid integer"),
         (call("add"), "wrong arguments: a: Field required"),
         (call("add", a=1, c=2), "wrong arguments: c: Extra inputs are not permitted"),
@@ -193,6 +194,29 @@ def test_the_environment_replies_and_what_it_knows_changes() -> None:
     assert done.final.environment == {"tries": 3}
     assert [state.environment["tries"] for state in done.states] == [0, 0, 1, 1, 2, 2, 3]
     assert done.start.environment == {"tries": 0}
+
+
+def test_an_environment_may_take_its_time_to_reply() -> None:
+    async def reply(message: Message, state: AgentState) -> Replied:
+        await anyio.sleep(0.01)
+        return Replied((Message("user", "again"),)) if state.turn_idx == 1 else Replied()
+
+    assert [message.content for message in run(said("a"), said("b"), reply=reply).final.messages[1:]] == [
+        "a",
+        "again",
+        "b",
+    ]
+
+
+def test_an_environment_whose_calls_raise_is_heard_as_it_is() -> None:
+    @dataclass(frozen=True)
+    class Broken(Functions):
+        async def exec_tool(self, call: ToolCall, state: AgentState, seconds: float) -> ToolResult:
+            raise KeyError("board")
+
+    config = RunConfig(Scripted([said("", call("add", a=1), call("add", id="c2", a=2))]), Broken(lambda row: [], TOOLS))
+    with pytest.raises(KeyError, match="board"):
+        anyio.run(run_agent, begun(TOOLS), config)
 
 
 def test_an_environment_that_raises_is_heard() -> None:

@@ -17,7 +17,8 @@ from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.rewards.judge import JudgeSettings, judge, read_verdict
 from rollouts_core.rewards.model import RewardModelSettings, reward_model
 from rollouts_core.rewards.reward import AnyReward
-from rollouts_core.rewards.scoring import Scoring, ScoringSettings
+from rollouts_core.rewards.rubric import Criterion, rubric
+from rollouts_core.rewards.scoring import Scoring, ScoringSettings, check_reward
 from rollouts_core.types import Message, Prompt, Sample, Status
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 from tests.rollouts_core.test_endpoints import Reply, Served, asking, chat
@@ -117,6 +118,16 @@ def test_of_an_episode_all_that_came_behind_the_prompt_is_judged() -> None:
     episode = Trajectory(state, (Answered(Message("assistant", "2")),))
     _, served = judged([replace(samples("2")[0], trajectory=episode)], chat('{"score": 5}'))
     assert "[assistant] let me see\n[user] go on\n[assistant] 2" in served.asked[0]["messages"][1]["content"]
+
+
+def test_what_is_lacking_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    keyless = judge(Service("http://127.0.0.1:1/v1", "m", key_variable="A_KEY"), SETTINGS)
+    with pytest.raises(BadInput, match="its key is read from A_KEY, which is not set"):
+        check_reward(rubric(Criterion("judged", keyless)))
+    with pytest.raises(BadInput, match=r"holds no config\.json"):
+        check_reward(reward_model(RewardModelSettings(str(tmp_path))))
+    check_reward(lambda sample: 1.0)
 
 
 def saved_reward_model(directory: Path) -> Any:

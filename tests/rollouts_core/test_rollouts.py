@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.data.prompts import DataBuffer, check_vocabulary
 from rollouts_core.errors import (
     BadInput,
@@ -27,7 +28,6 @@ from rollouts_core.rollout.groups import Group, Outcome, best_filled, choose
 from rollouts_core.rollout.manager import AsyncRolloutManager, GeneratedBatch
 from rollouts_core.rollout.overlap import OverlappedRollouts
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import first_error
 from rollouts_core.types import Message, Prompt, Sample, Status
 from tests.rollouts_core.models import character_tokenizer
 
