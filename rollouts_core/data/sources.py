@@ -6,6 +6,7 @@ beginning with it. Prompt and answers may be messages, too. Which it is, is seen
 metadata, which rewards read. Problems name the file and the line, and are reported together.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -116,14 +117,15 @@ def _checked(raw: RawRow, begin: Begin | None) -> Row | FaultyRow:
 
 
 def _begun(raw: RawRow, begin: Begin) -> Row | FaultyRow:
-    """What the environment makes of a row, which it is given whole again when an episode begins."""
+    """What the environment makes of a row, which it is given again when an episode begins: as JSON, here as there."""
+    row = json.loads(json.dumps(raw.value, default=str))
     try:
-        messages, tools = begin(raw.value)
+        messages, tools = begin(row)
     except Exception as error:  # an environment's own code
         return FaultyRow(raw.place, f"the environment cannot begin with it: {type(error).__name__}: {error}")
-    if not messages:
-        return FaultyRow(raw.place, "the environment begins with no message")
-    return Row(tuple(messages), raw.value, raw.index, raw.place, tools=tuple(tools))
+    if not messages or messages[-1].role == "assistant":
+        return FaultyRow(raw.place, "the environment begins with no message, or with the assistant's")
+    return Row(tuple(messages), row, raw.index, raw.place, tools=tuple(tools))
 
 
 def _problem(value: Data) -> str:

@@ -35,6 +35,8 @@ from rollouts_core.stages.work import Work
 from rollouts_core.types import Prompt, Sample
 
 RUNNING_REQUESTS = 256
+TOLD = 50
+"""How often progress is told of."""
 ROUND = 0
 """Of the groups of an evaluation; those of training are counted from 1."""
 
@@ -91,13 +93,17 @@ async def _results(
     def to_samples(prompt: Prompt, number: int, made: Answer) -> list[Sample]:
         return answer_samples(prompt, 0, number, made, tokenizer)
 
+    def tell(done: int, total: int) -> None:
+        if done == total or done % max(1, total // TOLD) == 0:
+            work.log.progress(done, total)
+
     settings = EvaluationSettings(
         reward=load_reward(location),
         samples_per_prompt=wanted.samples_per_prompt,
         scoring=ScoringSettings(location, wanted.reward_seconds),
     )
     journal = EvaluationJournal(work.scratch)
-    return await evaluate_prompts(prompts, answer, to_samples, settings, journal, work.log.progress)
+    return await evaluate_prompts(prompts, answer, to_samples, settings, journal, tell)
 
 
 def _refuse_failures(report: EvaluationReport, samples: int, allowed: float) -> None:

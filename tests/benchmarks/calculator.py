@@ -1,14 +1,15 @@
-"""The calculator experiment over seeds: `python tests/benchmarks/calculator.py [SEEDS]`, the table of docs/agents.md.
+"""The calculator experiment over seeds: `python -m tests.benchmarks.calculator [SEEDS]`, the table of docs/agents.md.
 
 Sampled answers to held-out products, four each. Exit status 0 only when for every seed tool use and accuracy rise, with
 the intervals of accuracy apart.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks.seeds import record_of
 
 CONFIG = Path(__file__).parents[2] / "configs" / "calculator.py"
 
@@ -20,14 +21,7 @@ def main(seeds: int) -> int:
 
 
 def row(seed: int) -> bool:
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run", str(CONFIG), "--set", f"seed={seed}", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        check=True,
-        timeout=1800,
-    )
-    results = Path(json.loads(done.stdout)["report"]).parent / "evaluation"
+    results = Path(record_of(CONFIG, seed)["report"]).parent / "evaluation"
     sft, rl = (json.loads((results / f"{point}.json").read_text()) for point in ("sft", "rl"))
     holds = rl["tool_use"] > sft["tool_use"] and rl["accuracy"]["low"] > sft["accuracy"]["high"]
     uses = " | ".join(f"{100 * point['tool_use']:.1f} %" for point in (sft, rl))

@@ -159,8 +159,8 @@ class _NoWords:
 
     eos_token_id = -1
 
-    def batch_decode(self, tokens: Any, skip_special_tokens: bool) -> list[str]:
-        return [""] * len(tokens)
+    def decode(self, tokens: Any, skip_special_tokens: bool) -> str:
+        return ""
 
 
 def _model(shape: Shape, device: str) -> Any:

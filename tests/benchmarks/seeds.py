@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.py"
 
@@ -18,15 +19,21 @@ def main(seeds: int) -> int:
     return 0 if all(results) else 1
 
 
-def row(seed: int) -> bool:
+def record_of(config: Path, seed: int) -> dict[str, Any]:
+    """The record of a run of the config with this seed."""
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run", str(CONFIG), "--set", f"seed={seed}", "--json"],
+        [sys.executable, "-m", "flows.cli", "run", str(config), "--set", f"seed={seed}", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=True,
         timeout=1800,
     )
-    points = {entry["point"]: entry for entry in json.loads(done.stdout)["accuracies"]}
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
+
+
+def row(seed: int) -> bool:
+    points = {entry["point"]: entry for entry in record_of(CONFIG, seed)["accuracies"]}
     base, sft, rl = (points[point] for point in ("base", "sft", "rl"))
     gain = rl["accuracy"] - sft["accuracy"]
     holds = 0.4 <= sft["accuracy"] <= 0.8 and (gain >= 0.2 or rl["accuracy"] > 0.95) and rl["low"] > sft["high"]

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ import pytest
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import load_config, to_data
 from rollouts_core.errors import BadInput
+from rollouts_core.evaluation.report import report_of
+from rollouts_core.evaluation.results import Result
+from rollouts_core.evaluation.results import write_results as evaluation_results
+from rollouts_core.observe.evaluations import compare_in_order, read_evaluations
 from rollouts_core.observe.metrics import JSONLLogger, keep_steps, read_jsonl
 from rollouts_core.observe.plots import interval_plot, line_plot, stacked_plot
 from rollouts_core.observe.report import draw_plots, write_report
@@ -123,6 +127,8 @@ def test_the_report_is_one_page_that_needs_nothing_else(pipeline_config: Pipelin
         tmp_path,
         to_data(pipeline_config),
         draw_plots(accuracies, tmp_path),
+        read_evaluations(tmp_path, points),
+        compare_in_order(tmp_path, points),
     )
     page = Page()
     page.feed(path.read_text())
@@ -131,7 +137,18 @@ def test_the_report_is_one_page_that_needs_nothing_else(pipeline_config: Pipelin
     assert page.open == []
     text = path.read_text()
     assert text.count("<svg") == 7
-    for words in ("after RL", "20.0 %", "&lt;b&gt;1+1=&lt;/b&gt;", "kkkkkkkk", "n_samples_per_prompt", "unaccounted"):
+    for words in (
+        "after RL",
+        "pass@2",
+        "+33.3",
+        "Accuracy by level",
+        "row 9, sample 0: lost",
+        "66.7 %",
+        "&lt;b&gt;1+1=&lt;/b&gt;",
+        "kkkkkkkk",
+        "n_samples_per_prompt",
+        "unaccounted",
+    ):
         assert words in text
 
 
@@ -144,10 +161,31 @@ def write_results(directory: Path, points: tuple[str, ...]) -> None:
         timing: dict[str, Any] = {"timing_s/gen": 1.0, "timing_s/unaccounted": 0.1, "timing_s/step": 1.1}
         rl.log({"reward": 0.5, "reward_std": 0.1, "entropy": 1.0, **mismatch, **lengths, **timing}, step)
     (directory / "evaluation").mkdir()
-    for point in points:
-        logger = JSONLLogger(directory / "evaluation" / f"{point}.jsonl")
-        for row in range(3):
-            logger.log({"prompt": "<b>1+1=</b>", "response": "2", "answer": "2", "reward": float(row)}, row)
+    for right, point in enumerate(points):
+        results = [
+            Result(
+                row,
+                n,
+                "<b>1+1=</b>",
+                "2",
+                "2",
+                float(row < right),
+                {"form": 0.5},
+                "completed",
+                2,
+                1,
+                3,
+                {"level": row},
+                None,
+            )
+            for row in range(3)
+            for n in range(2)
+        ]
+        failed = replace(results[0], source_row=9, reward=None, error="lost")
+        evaluation_results([*results, failed], directory / "evaluation")
+        (directory / "evaluation" / "samples.jsonl").rename(directory / "evaluation" / f"{point}.jsonl")
+        report = report_of([*results, failed], (1, 2), ("level",))
+        (directory / "evaluation" / f"{point}.json").write_text(json.dumps(asdict(report)))
 
 
 def test_plots_are_svg_and_the_same_each_time() -> None:

@@ -9,12 +9,13 @@ from rollouts_core.types import Message
 
 
 def questions(question: str = "question", system: str = "") -> Functions:
-    """Rows have `messages`, or a text under `question`; `system` comes before both."""
+    """Rows have `messages`, whose closing answer is left out, or text under `question`; `system` comes before both."""
 
     def messages(row: Mapping[str, Any]) -> Sequence[Message]:
         before = [Message("system", system)] if system else []
         if row.get("messages"):
-            return [*before, *map(message_from_data, row["messages"])]
+            asked = [message_from_data(message) for message in row["messages"]]
+            return [*before, *(asked[:-1] if asked[-1].role == "assistant" else asked)]
         return [*before, Message("user", str(row[question]))]
 
     return Functions(messages)
