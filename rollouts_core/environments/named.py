@@ -37,16 +37,20 @@ def check_environment(environment: Environment) -> None:
 def load_environment(location: str) -> Environment:
     """Make it. Raises `BadInput` when its module fails to import, it fails to be made, or lacks a method."""
     make: Callable[[], Any] = load_function(location, SHIPPED, WHAT)
+    environment = _of_its_own(location, make)
+    if lacking := [name for name in METHODS if not callable(getattr(environment, name, None))]:
+        raise BadInput(f"environment {location}: what it makes lacks {', '.join(lacking)}")
+    if any(not hasattr(tool, "schema") for tool in _of_its_own(location, environment.get_tools)):
+        raise BadInput(f"environment {location}: get_tools gives what is no tool; `tool(function)` makes one")
+    made: Environment = environment
+    return made
+
+
+def _of_its_own(location: str, code: Callable[[], Any]) -> Any:
     try:
-        environment = make()
-        tools = environment.get_tools()
+        return code()
     except Exception as error:
         raise BadInput(
-            f"environment {location}: it is made by a class or function without arguments, and that raised "
+            f"environment {location}: it is made by a function or class without arguments, and that raised "
             f"{type(error).__name__}: {error}"
         ) from error
-    if lacking := [name for name in METHODS if not callable(getattr(environment, name, None))]:
-        raise BadInput(f"environment {location}: it lacks {', '.join(lacking)}")
-    if any(not hasattr(tool, "schema") for tool in tools):
-        raise BadInput(f"environment {location}: get_tools gives what is no tool; `tool(function)` makes one")
-    return environment  # type: ignore[no-any-return]

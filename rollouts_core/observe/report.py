@@ -87,7 +87,24 @@ def draw_plots(accuracies: Sequence[AccuracyRecord], results: Path) -> list[str]
             line_plot("RL: completion length", "step", lengths),
             line_plot("RL: trainer - engine log-probability", "step", mismatch, log_y=True),
             _timing("RL: seconds per step", rl),
+            *_episode_plots(rl),
         ]
+    return plots
+
+
+def _episode_plots(rl: Records) -> list[str]:
+    """Of what rewards are made of, and of episodes with tools, where there are any."""
+    from rollouts_core.observe.plots import line_plot
+
+    parts = [name for name in rl[-1] if name.startswith("rewards/") and name.endswith("/mean")]
+    plots = []
+    if parts:
+        curves = {name.split("/")[1]: _curve(rl, name) for name in parts}
+        plots.append(line_plot("RL: parts of the reward", "step", curves))
+    if "episodes/turns" in rl[-1]:
+        told = {"turns": "episodes/turns", "calls": "tools/call_frequency", "failed share": "tools/failure_frequency"}
+        curves = {name: _curve(rl, metric) for name, metric in told.items()}
+        plots.append(line_plot("RL: turns and calls of an episode", "step", curves))
     return plots
 
 

@@ -1,5 +1,6 @@
 """The environments that are shipped, played by scripts."""
 
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rollouts_core.environments.agent import RunConfig, run_agent
 from rollouts_core.environments.environment import Environment
 from rollouts_core.environments.episode import AgentState, Answered, StopReason
+from rollouts_core.environments.named import check_environment, identify_environment, load_environment
 from rollouts_core.environments.sandbox import check_sandbox
 from rollouts_core.environments.shipped.calculator import calculate, calculator
 from rollouts_core.environments.shipped.guess_number import guess_number
@@ -79,3 +81,65 @@ def test_python_is_run_in_the_sandbox() -> None:
     done = played(python_code(), {"question": "6*7?"}, *answers)
     first, second = (message.content for message in done.messages if message.role == "tool")
     assert first == "42\n" and "PermissionError" in second
+
+
+OWN = """
+from rollouts_core.environments.environment import Functions
+from rollouts_core.environments.tools import tool
+
+def fine():
+    return Functions(lambda row: [], (tool(calls),))
+
+def calls(a: int) -> int:
+    return a
+
+def breaks():
+    raise RuntimeError("no board")
+
+def lacking():
+    return object()
+
+def no_tools():
+    return Functions(lambda row: [], (len,))
+
+def lacks_something():
+    def check():
+        from rollouts_core.errors import BadInput
+        raise BadInput("no engine room")
+    return Functions(lambda row: [], check=check)
+
+class Own:
+    def begin(self, row): ...
+    def get_tools(self): return []
+    async def exec_tool(self, call, state, seconds): ...
+    def on_assistant_message(self, message, state): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("fine", ""),
+        ("Own", ""),
+        ("breaks", "made by a function or class without arguments, and that raised RuntimeError: no board"),
+        ("lacking", "lacks begin, get_tools, exec_tool, on_assistant_message"),
+        ("no_tools", "get_tools gives what is no tool"),
+        ("nothing", "has no function 'nothing'"),
+        ("lacks_something", "no engine room"),
+    ],
+)
+def test_an_environment_of_ones_own_is_looked_at_before_anything_starts(name: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    location = f"{tmp_path}/own.py:{name}"
+    if not told:
+        check_environment(load_environment(location))
+        assert identify_environment(location).identity["function"] == name
+        return
+    with pytest.raises(BadInput, match=told):
+        check_environment(load_environment(location))
+
+
+def test_shipped_environments_are_there_by_name() -> None:
+    for name in ("questions", "calculator", "guess_number", "python_code"):
+        assert load_environment(name).get_tools() is not None
+        assert identify_environment(name).identity == {"shipped": name}
