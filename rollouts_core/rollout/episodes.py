@@ -13,6 +13,7 @@ from rollouts_core.data.turns import TurnFormat
 from rollouts_core.environments.agent import RunConfig, next_event
 from rollouts_core.environments.environment import Environment
 from rollouts_core.environments.episode import AgentState, Sampled, StopReason, Trajectory
+from rollouts_core.errors import RolloutsError
 from rollouts_core.inference.endpoints.engine import EngineEndpoint, TurnAborted
 from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest
 from rollouts_core.rollout.answers import SampleFailed
@@ -95,14 +96,14 @@ async def play(
             event = await next_event(there.trajectory.final, run)
         except TurnAborted as aborted:
             return replace(there, half=aborted.there)
-        except SampleFailed:
+        except RolloutsError:
             raise
-        except Exception as error:
+        except Exception as error:  # the environment's own code
             raise SampleFailed(f"environment: {type(error).__name__}: {error}") from error
         there = Episode(name, there.trajectory.followed_by(event))
     final = there.trajectory.final
     if final.stop is not None and not final.sampled:
-        raise SampleFailed(f"deadline: {name} had no answer in {config.sample_seconds:g} s; {final.error}")
+        raise SampleFailed(f"{final.stop}: {name} ended without an answer: {final.error or 'its time was over'}")
     return there
 
 

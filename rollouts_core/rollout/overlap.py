@@ -34,6 +34,7 @@ from rollouts_core.rollout.work import (
     refuse_endless_failure,
     refuse_starvation,
 )
+from rollouts_core.types import Sample
 
 
 class OverlappedRollouts:
@@ -108,7 +109,7 @@ class OverlappedRollouts:
 
     def state(self) -> dict[str, Any]:
         """As JSON data: the buffer's place, groups that are ready with their scores, and prompts to issue again."""
-        ready = [{**group_to_data(o.group), "rewards": [sample.reward for sample in o.samples]} for o in self._ready]
+        ready = [{**group_to_data(o.group), "scores": [_score(sample) for sample in o.samples]} for o in self._ready]
         unfinished = [*self._running.values(), *self._waiting]
         groups = [group_to_data(group) for group in unfinished]
         return {**self._buffer.position(), "issued": self._issued, "groups": groups, "ready": ready}
@@ -122,11 +123,11 @@ class OverlappedRollouts:
         by_row = {prompt.source_row: prompt for prompt in prompts}
         for data in state.get("ready", []):
             group = group_from_data(data, by_row)
-            samples = to_samples(group, self._tokenizer)
-            rewarded = tuple(
-                replace(sample, reward=reward) for sample, reward in zip(samples, data["rewards"], strict=True)
+            pairs = zip(to_samples(group, self._tokenizer), data["scores"], strict=True)
+            scored = tuple(
+                replace(sample, **{**score, "turn_rewards": tuple(score["turn_rewards"])}) for sample, score in pairs
             )
-            self._ready.append(Outcome(group, rewarded))
+            self._ready.append(Outcome(group, scored))
 
     async def _chosen(self) -> Sequence[Outcome]:
         while True:
@@ -201,6 +202,10 @@ class OverlappedRollouts:
             "timing_s/generation_waiting_for_trainer": idle,
             "timing_s/reward": self._counts.reward_seconds,
         }
+
+
+def _score(sample: Sample) -> dict[str, Any]:
+    return {"reward": sample.reward, "rewards": dict(sample.rewards), "turn_rewards": list(sample.turn_rewards)}
 
 
 def _emptied(group: Group) -> Group:

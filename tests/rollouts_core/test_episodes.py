@@ -240,6 +240,32 @@ def test_overlapped_rollouts_play_episodes_too() -> None:
     assert [sample.response for sample in anyio.run(first).samples] == ["36"] * 4
 
 
+def test_what_is_ready_keeps_its_scores_over_a_restart() -> None:
+    def turned(sample: Sample) -> Reward:
+        return Reward(1.0, {"a": 2.0}, (0.5, float(sample.episode)))
+
+    config = {"max_staleness": 2}
+    made, later = (
+        manager_of(Speaks([CALL, "36"]), calculator(), kind=OverlappedRollouts, config=config, reward=turned)
+        for _ in range(2)
+    )
+
+    async def whole() -> tuple[GeneratedBatch, GeneratedBatch]:
+        with anyio.fail_after(DEADLINE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(made.run)
+                while len(made.state()["ready"]) < 2 * CONFIG.batch_size:
+                    await anyio.sleep(0.01)
+                later.restore(json.loads(json.dumps(made.state())))
+                batches = await made.next_batch(1), await later.next_batch(1)
+                tasks.cancel_scope.cancel()
+        return batches
+
+    one, other = anyio.run(whole)
+    assert one.samples == other.samples
+    assert one.samples[1].turn_rewards == (0.5, 1.0)
+
+
 @pytest.mark.parametrize(
     ("turns", "changes", "status", "stop"),
     [
