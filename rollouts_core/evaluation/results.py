@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from rollouts_core.data.messages import message_to_data
 from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.rollout.episodes import Episode
 from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
 from rollouts_core.types import Prompt, Sample
 
@@ -106,9 +107,20 @@ class EvaluationJournal:
         self._answers = JSONLLogger(_ended(directory / "answers.jsonl"))
         self._results = JSONLLogger(_ended(directory / "results.jsonl"))
         kept = {place_of(line): answer_from_data(line["of"]) for line in read_jsonl(directory / "answers.jsonl")}
-        self.answers: Mapping[Place, Answer] = kept
+        self._kept: Mapping[Place, Answer] = kept
         done = [_from_line(line) for line in read_jsonl(directory / "results.jsonl")]
-        self.results: Mapping[Place, Result] = {result.place: result for result in done if not result.error}
+        self._done: Mapping[Place, Result] = {result.place: result for result in done if not result.error}
+
+    def answer(self, prompt: Prompt, number: int) -> Answer | None:
+        """What was answered to this very prompt."""
+        there = self._kept.get((prompt.source_row, number))
+        other = isinstance(there, Episode) and there.trajectory.start.messages != prompt.messages
+        return None if other else there
+
+    def result(self, prompt: Prompt, number: int) -> Result | None:
+        """Of this very row."""
+        there = self._done.get((prompt.source_row, number))
+        return there if there and _json(there.metadata) == _json(dict(prompt.metadata)) else None
 
     def answered(self, prompt: Prompt, number: int, answer: Answer) -> None:
         line = {"source_row": prompt.source_row, "sample": number, "of": answer_to_data(answer)}
@@ -146,6 +158,10 @@ def _last_words(prompt: Prompt) -> str:
 
 def _from_line(line: Mapping[str, Any]) -> Result:
     return Result(**{name: value for name, value in line.items() if name != "step"})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str, sort_keys=True)
 
 
 def _flat(value: Any) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.environments.agent import Endpoint, RunConfig, run_agent
 from rollouts_core.environments.environment import Environment, Functions
 from rollouts_core.environments.episode import StopReason
@@ -69,7 +70,10 @@ async def evaluate(
     prompts = [_prompt(environment, row, place) for place, row in enumerate(dataset)]
 
     async def answer(prompt: Prompt, number: int) -> Answer:
-        trajectory = await run_agent(environment.begin(prompt.metadata), run)
+        try:
+            trajectory = await run_agent(environment.begin(prompt.metadata), run)
+        except Exception as error:  # an environment's own code
+            raise RolloutsError(f"environment: {type(error).__name__}: {error}") from error
         if trajectory.final.stop is StopReason.FAILED:
             raise RolloutsError(trajectory.final.error)
         return Episode(f"{prompt.source_row}/{number}", trajectory)
@@ -101,9 +105,10 @@ async def evaluate_prompts(
         progress(len(found), len(prompts))
 
     try:
-        async with anyio.create_task_group() as tasks:
-            for place in range(len(prompts)):
-                tasks.start_soon(of_prompt, place)
+        with first_error():
+            async with anyio.create_task_group() as tasks:
+                for place in range(len(prompts)):
+                    tasks.start_soon(of_prompt, place)
     finally:
         with anyio.CancelScope(shield=True):
             await scoring.aclose()
@@ -130,7 +135,7 @@ async def _results(
     journal: EvaluationJournal,
 ) -> list[Result]:
     numbers = range(settings.samples_per_prompt)
-    known = [journal.results.get((prompt.source_row, number)) for number in numbers]
+    known = [journal.result(prompt, number) for number in numbers]
     if all(known):
         return [result for result in known if result is not None]
     answers: dict[int, Answer | str] = {}
@@ -155,7 +160,7 @@ async def _answered(
     prompt: Prompt, answer: Answerer, journal: EvaluationJournal, places: anyio.CapacityLimiter, number: int
 ) -> Answer | str:
     """The answer, or what went wrong."""
-    if there := journal.answers.get((prompt.source_row, number)):
+    if there := journal.answer(prompt, number):
         return there
     async with places:
         try:

@@ -1,5 +1,6 @@
 """Episodes under training: exact tokens, whatever the template and the engine do, and one advantage for all of one."""
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -292,6 +293,20 @@ def test_how_episodes_end(turns: list[str], changes: dict[str, Any], status: Sta
     assert sample.trajectory is not None
     assert (sample.status, sample.trajectory.final.stop) == (status, stop)
     assert len(sample.tokens) == len(sample.loss_mask) <= 400
+
+
+def test_what_a_template_cannot_render_ends_its_episode_alone() -> None:
+    """A call without a name, of which this template wants to know."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    unless = "{% for call in message.tool_calls or [] %}{% if not call.function.name %}{{ raise_exception('who?') }}"
+    written = "{% endif %}" + tokenizer.chat_template.split("or [] %}")[2]
+    tokenizer.chat_template = tokenizer.chat_template.split("{% for call in")[0] + unless + written
+    (batch,) = generated(manager_of(Speaks(["<tool_call>none</tool_call>", "36"]), calculator(), tokenizer))
+    assert {sample.status for sample in batch.samples} == {Status.FAILED}
+    final = batch.samples[0].trajectory and batch.samples[0].trajectory.final
+    assert final
+    assert "who?" in final.error
+    assert rollout_metrics(batch.samples)["episodes/stop/failed"] == 1.0
 
 
 def test_an_environment_that_fails_is_named_and_does_not_hang() -> None:

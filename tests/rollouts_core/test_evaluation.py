@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from rollouts_core.config import Jsonl
 from rollouts_core.data.layouts import NotLaidOutSo, boxed, laid_out
 from rollouts_core.data.sources import load_rows
-from rollouts_core.environments.episode import AgentState, Answered, Usage
+from rollouts_core.environments.environment import Functions
+from rollouts_core.environments.episode import AgentState, Answered, Replied, Usage
 from rollouts_core.environments.shipped.calculator import calculator
 from rollouts_core.errors import BadInput, EngineUnavailable
 from rollouts_core.evaluation.report import EvaluationReport, compare_results, report_of
 from rollouts_core.evaluation.results import Result, read_results, write_results
 from rollouts_core.evaluation.run import EvaluationSettings, evaluate
 from rollouts_core.evaluation.statistics import pass_at_k, wilson_interval
+from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.rewards.functions import exact_match
+from rollouts_core.rewards.judge import JudgeSettings, judge
 from rollouts_core.rewards.reward import GroupReward
 from rollouts_core.store.identity import identify_source
 from rollouts_core.types import Message, Sample, ToolCall
@@ -98,6 +101,30 @@ def test_only_what_is_missing_or_has_failed_is_asked_again(tmp_path: Path) -> No
     second = Oracle()
     assert evaluated(second, journal=tmp_path).accuracy.mean == 1.0
     assert dict(second.asked) == {"2": 1, "4": 1}
+
+
+def test_what_is_kept_of_other_rows_is_not_taken_for_these(tmp_path: Path) -> None:
+    evaluated(Oracle(), journal=tmp_path)
+    others = Oracle()
+    report = evaluated(others, [{**row, "question": f"{row['question']}!"} for row in ROWS], tmp_path)
+    assert sum(others.asked.values()) == len(ROWS)
+    assert report.accuracy.mean == 0.0
+
+
+def test_an_environment_that_fails_takes_its_own_row_alone() -> None:
+    def reply(message: Message, state: AgentState) -> Replied:
+        if state.messages[0].content == "3":
+            raise KeyError("board")
+        return Replied()
+
+    report = anyio.run(evaluate, ROWS, Functions(messages, reply=reply), Oracle(), SETTINGS)
+    assert (report.prompts, report.problems) == (5, ("row 3, sample 0: environment: KeyError: 'board'",))
+
+
+def test_a_reward_that_cannot_be_opened_is_heard_as_it_is() -> None:
+    keyless = judge(Service("http://127.0.0.1:1/v1", "m", key_variable="NO_SUCH_KEY"), JudgeSettings("Right."))
+    with pytest.raises(BadInput, match="its key is read from NO_SUCH_KEY"):
+        evaluated(Oracle(), reward=keyless)
 
 
 def test_an_answer_that_was_not_scored_is_not_asked_for_again(tmp_path: Path) -> None:

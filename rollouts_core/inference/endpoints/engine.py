@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
 from rollouts_core.environments.episode import AgentState, Answered, Sampled, Usage
-from rollouts_core.errors import ContextOverflow, RolloutsError
+from rollouts_core.errors import BadInput, ContextOverflow, MalformedAnswer, RolloutsError
 from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.sampling import request_seed
 
@@ -42,7 +42,8 @@ class EngineEndpoint:
     """The episode's beginning as tokens, where it is encoded already."""
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
-        """Raises what `generate` raises, `ContextOverflow` where no token fits, and `TurnAborted`."""
+        """Raises what `generate` raises, `ContextOverflow` where no token fits, `MalformedAnswer` where the chat
+        template cannot render what was said, and `TurnAborted`."""
         given = self._given(state)
         before = (*tokens_so_far(state), *given.tokens) if given.continues else given.tokens
         room = self.max_length - len(before)
@@ -71,7 +72,10 @@ class EngineEndpoint:
 
     def _given(self, state: AgentState) -> Given:
         if state.sampled:
-            return next_tokens(self.form, state.messages, tokens_so_far(state))
+            try:
+                return next_tokens(self.form, state.messages, tokens_so_far(state))
+            except BadInput as error:  # templates raise for what models may say
+                raise MalformedAnswer(str(error)) from error
         return Given(self.prompt or first_tokens(self.form, state.messages), continues=False, differs=False)
 
 
