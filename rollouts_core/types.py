@@ -73,6 +73,11 @@ class Prompt:
     source_row: int
     """Row of the file it came from, counted from 0."""
 
+    @property
+    def text(self) -> str:
+        """What it says last, for people."""
+        return self.messages[-1].content if self.messages else str(self.metadata.get("prompt", ""))
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,7 +118,7 @@ def tokenize_prompts(
         "length": [len(ids) for _, ids in kept],
         "source_row": [row.source_row for row, _ in kept],
         "messages": [messages_to_json(prompt_of(row)) for row, _ in kept],
-        "metadata": [json.dumps(row.metadata, default=str) for row, _ in kept],
+        "metadata": [json.dumps(_metadata(row), default=str) for row, _ in kept],
     }
     return pa.table(columns, schema=PROMPTS)
 
@@ -142,6 +142,11 @@ def prompt_of(row: Row) -> Sequence[Any]:
     """What comes before the answer that is to be given."""
     asked = row.messages[: row.given] if row.given else row.messages
     return asked[:-1] if asked and asked[-1].role == "assistant" else asked
+
+
+def _metadata(row: Row) -> Mapping[str, Any]:
+    """A prompt that is no conversation is kept as text, for people to read."""
+    return {**row.metadata, "prompt": row.plain[0]} if not row.messages else row.metadata
 
 
 def _tokenized(

@@ -65,7 +65,7 @@ def result_of(sample: Sample, number: int, error: str = "") -> Result:
     return Result(
         source_row=sample.prompt.source_row,
         sample=number,
-        prompt=_last_words(sample.prompt),
+        prompt=sample.prompt.text,
         response=sample.response,
         answer=sample.prompt.metadata.get("answer"),
         reward=sample.reward,
@@ -85,7 +85,7 @@ def failed_result(prompt: Prompt, number: int, error: str) -> Result:
     return Result(
         source_row=prompt.source_row,
         sample=number,
-        prompt=_last_words(prompt),
+        prompt=prompt.text,
         response="",
         answer=prompt.metadata.get("answer"),
         reward=None,
@@ -150,10 +150,6 @@ def read_results(path: Path) -> list[Result]:
 
 def place_of(line: Mapping[str, Any]) -> Place:
     return line["source_row"], line["sample"]
-
-
-def _last_words(prompt: Prompt) -> str:
-    return prompt.messages[-1].content if prompt.messages else ""
 
 
 def _from_line(line: Mapping[str, Any]) -> Result:

@@ -31,7 +31,7 @@ def answer_record(sample: Sample) -> dict[str, Any]:
     """What every file of samples tells of one: its row, prompt, answer, reference and reward."""
     return {
         "source_row": sample.prompt.source_row,
-        "prompt": sample.prompt.messages[-1].content if sample.prompt.messages else "",
+        "prompt": sample.prompt.text,
         "response": sample.response,
         "answer": sample.prompt.metadata.get("answer"),
         "reward": sample.reward,

@@ -129,7 +129,10 @@ def test_an_answer_without_a_prompt_is_named(tmp_path: Path) -> None:
 def test_a_plain_prompt_is_whole_where_the_tokenizer_has_no_end(tmp_path: Path) -> None:
     tokenizer = copy.deepcopy(character_tokenizer())
     tokenizer.eos_token = None
-    table = tokenize_prompts(rows_of(tmp_path / "d.jsonl", {"prompt": "1+1="}), tokenizer, 20)
+    table = tokenize_prompts(rows_of(tmp_path / "d.jsonl", {"prompt": "1+1=", "answer": "2"}), tokenizer, 20)
+    write_table(table, tmp_path / "plain" / "0.parquet")
+    (plain,) = read_prompts(tmp_path / "plain")
+    assert (plain.messages, plain.text, plain.metadata["answer"]) == ((), "1+1=", "2")
     assert tokenizer.decode(table["input_ids"][0].as_py()) == "1+1="
 
 

@@ -30,7 +30,8 @@ def played(environment: Environment, row: dict[str, Any], *answers: Answered) ->
 def test_questions_are_asked_as_text_or_as_messages() -> None:
     asked = played(questions(system="Be brief."), {"question": "1+1=", "answer": "2"}, said("2"))
     assert [message.content for message in asked.messages] == ["Be brief.", "1+1=", "2"]
-    messages = [{"role": "user", "content": "1+2="}]
+    assert played(questions(), {"prompt": "1+1="}, said("2")).messages[0] == Message("user", "1+1=")
+    messages = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}]
     assert played(questions(), {"messages": messages}, said("3")).messages[0] == Message("user", "1+2=")
 
 

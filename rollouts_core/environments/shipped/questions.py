@@ -9,13 +9,14 @@ from rollouts_core.types import Message
 
 
 def questions(question: str = "question", system: str = "") -> Functions:
-    """Rows have `messages`, whose closing answer is left out, or text under `question`; `system` comes before both."""
+    """Rows have `messages`, a closing answer left out, or text under `question` or "prompt"; `system` goes before."""
 
     def messages(row: Mapping[str, Any]) -> Sequence[Message]:
         before = [Message("system", system)] if system else []
         if row.get("messages"):
             asked = [message_from_data(message) for message in row["messages"]]
             return [*before, *(asked[:-1] if asked[-1].role == "assistant" else asked)]
-        return [*before, Message("user", str(row[question]))]
+        name = "prompt" if question not in row and "prompt" in row else question
+        return [*before, Message("user", str(row[name]))]
 
     return Functions(messages)
