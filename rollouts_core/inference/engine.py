@@ -8,7 +8,7 @@ A caller that stops waiting has aborted its request.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -103,6 +103,18 @@ class InferenceEngine(Protocol):
 
     async def aclose(self) -> None:
         """End connections; servers are not this object's."""
+
+
+def joined(before: Completion | None, after: Completion) -> Completion:
+    """An answer with what was there of it before."""
+    if before is None:
+        return after
+    return replace(
+        after,
+        tokens=before.tokens + after.tokens,
+        log_probs=before.log_probs + after.log_probs,
+        weight_versions=before.weight_versions + after.weight_versions,
+    )
 
 
 def check_request(request: GenerationRequest, limits: ModelLimits) -> None:

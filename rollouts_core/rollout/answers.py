@@ -7,12 +7,11 @@ takes minutes. Tokens that are there are kept and gone on with. What cannot pass
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import anyio
 
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, RolloutsError
-from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine
+from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine, joined
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
@@ -41,7 +40,7 @@ async def answer_of(
     while True:
         try:
             with anyio.fail_after(end - time.monotonic()):
-                return _joined(before, await engine.generate(request))
+                return joined(before, await engine.generate(request))
         except TimeoutError:
             waited = f"; last of all, {said}" if said else ""
             raise SampleFailed(
@@ -64,15 +63,3 @@ async def answer_of(
             raise SampleFailed(f"deadline: request {request.request_id} had no answer in {seconds:g} s; {said}")
         await anyio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _joined(before: Completion | None, after: Completion) -> Completion:
-    """An answer with what was there of it before."""
-    if before is None:
-        return after
-    return replace(
-        after,
-        tokens=before.tokens + after.tokens,
-        log_probs=before.log_probs + after.log_probs,
-        weight_versions=before.weight_versions + after.weight_versions,
-    )

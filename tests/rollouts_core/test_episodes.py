@@ -22,6 +22,7 @@ from rollouts_core.environments.episode import AgentState, Replied, StopReason
 from rollouts_core.environments.shipped.calculator import calculator
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.embedded import EmbeddedEngine
+from rollouts_core.inference.endpoints.engine import EngineEndpoint
 from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.rewards.reward import Reward
@@ -209,6 +210,47 @@ def test_an_episode_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
     assert not stops
     for sample in (*first.samples, *second.samples):
         assert sample.tokens[len(sample.prompt.tokens) :] == whole_batch.samples[0].tokens[len(sample.prompt.tokens) :]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_says_what_the_whole_turn_says(temperature: float) -> None:
+    """Over the embedded engine, in pieces that go on from one another's tokens."""
+    form = turn_format(TOKENIZER)
+    model = tiny_model(architecture=ARCHITECTURE)
+    state = AgentState((Message("user", "12*3"),))
+
+    async def both() -> tuple[list[Any], Any]:
+        engine = EmbeddedEngine(TorchEngine(model, 128, 4))
+        await engine.update_weights(dict(model.named_parameters()), 0)
+        endpoint = EngineEndpoint(engine.generate, form, 128, "a", 7, temperature)
+        return [piece async for piece in endpoint.stream(state, 50)], await endpoint.complete(state, 50)
+
+    (*pieces, answered), whole = anyio.run(both)
+    assert (answered.message, answered.sampled.tokens) == (whole.message, whole.sampled.tokens)
+    assert answered.sampled.log_probs == pytest.approx(whole.sampled.log_probs, abs=1e-5)
+    assert "".join(pieces) == whole.message.content
+    assert len(pieces) > 1
+
+
+def test_a_stream_tells_no_call_s_beginning() -> None:
+    engine = Speaks(["it is hard, " + CALL])
+
+    async def generate(request: GenerationRequest) -> Completion:
+        whole = await engine.generate(request)
+        left = request.max_new_tokens - len(request.generated)
+        if left >= len(whole.tokens):
+            return whole
+        return replace(whole, tokens=whole.tokens[:left], log_probs=whole.log_probs[:left], finish_reason="length")
+
+    form = turn_format(TOKENIZER, [entry.schema for entry in calculator().get_tools()])
+
+    async def streamed() -> list[Any]:
+        endpoint = EngineEndpoint(generate, form, 400, "a", 7)
+        return [piece async for piece in endpoint.stream(AgentState((Message("user", "12*3"),)), None)]
+
+    *pieces, answered = anyio.run(streamed)
+    assert "".join(pieces).strip() == "it is hard,"
+    assert answered.message.tool_calls[0].arguments == {"expression": "12*3"}
 
 
 def test_half_a_turn_survives_its_record() -> None:

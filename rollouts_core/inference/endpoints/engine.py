@@ -4,16 +4,21 @@ Decision: what an episode's engine was given and made stands in the episode's ow
 holds nothing: any state can be gone on from, with exactly the tokens that led there.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
 from rollouts_core.environments.episode import AgentState, Answered, Sampled, Usage
 from rollouts_core.errors import BadInput, ContextOverflow, MalformedAnswer, RolloutsError
-from rollouts_core.inference.engine import Completion, GenerationRequest
+from rollouts_core.inference.engine import Completion, GenerationRequest, joined
 from rollouts_core.inference.sampling import request_seed
 
 Tokens = tuple[int, ...]
+PIECE = 16
+"""Tokens that a stream waits for."""
+HALF_SAID = re.compile(r"(\ufffd+|[<\[{][^>\]}]*)$")
+"""What may become a character, or the beginning of a call."""
 
 
 class TurnAborted(RolloutsError):
@@ -44,30 +49,56 @@ class EngineEndpoint:
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises what `generate` raises, `ContextOverflow` where no token fits, `MalformedAnswer` where the chat
         template cannot render what was said, and `TurnAborted`."""
+        given, request = self._asked(state, max_tokens)
+        return self._answered(state, given, request, await self.generate(request))
+
+    async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
+        """What is said as it comes, a few tokens at a time, then the whole turn. Raises as `complete` does.
+
+        Each piece goes on from the tokens before it, as a request of its own; given an engine that honours seeds, the
+        turn is that of `complete`.
+        """
+        given, request = self._asked(state, max_tokens)
+        made: Completion | None = None
+        told = ""
+        while made is None or (made.finish_reason == "length" and len(made.tokens) < request.max_new_tokens):
+            before = made.tokens if made else ()
+            upto = min(request.max_new_tokens, len(before) + PIECE)
+            made = joined(made, await self.generate(replace(request, max_new_tokens=upto, generated=before)))
+            said = HALF_SAID.sub("", read_turn(self.form, made.tokens, state.turn_idx).content)
+            if said.startswith(told) and said != told:
+                yield said[len(told) :]
+                told = said
+        answered = self._answered(state, given, request, made)
+        if (rest := answered.message.content.removeprefix(told)) and answered.message.content.startswith(told):
+            yield rest
+        yield answered
+
+    def _asked(self, state: AgentState, max_tokens: int | None) -> tuple[Given, GenerationRequest]:
         given = self._given(state)
         before = (*tokens_so_far(state), *given.tokens) if given.continues else given.tokens
         room = self.max_length - len(before)
         limit = room if max_tokens is None else min(room, max_tokens)
         if limit <= 0:
             raise ContextOverflow(f"the episode has {len(before)} tokens, and the context {self.max_length}")
-        made = await self.generate(
-            GenerationRequest(
-                request_id=self.name,
-                prompt_tokens=before,
-                max_new_tokens=limit,
-                stop_token_ids=self.form.stop,
-                temperature=self.temperature,
-                seed=request_seed(self.seed, state.turn_idx),
-                session=self.name,
-            )
+        return given, GenerationRequest(
+            request_id=self.name,
+            prompt_tokens=before,
+            max_new_tokens=limit,
+            stop_token_ids=self.form.stop,
+            temperature=self.temperature,
+            seed=request_seed(self.seed, state.turn_idx),
+            session=self.name,
         )
+
+    def _answered(self, state: AgentState, given: Given, request: GenerationRequest, made: Completion) -> Answered:
         if made.finish_reason == "abort":
             raise TurnAborted(made)
         sampled = Sampled(
             given.tokens, made.tokens, made.log_probs, made.weight_versions, given.continues, given.differs
         )
         message = read_turn(self.form, made.tokens, state.turn_idx)
-        usage = Usage(len(before), len(made.tokens))
+        usage = Usage(len(request.prompt_tokens), len(made.tokens))
         return Answered(message, usage, cut_off=made.finish_reason == "length", sampled=sampled)
 
     def _given(self, state: AgentState) -> Given:
