@@ -11,6 +11,7 @@ from rollouts_core.observe.metrics import read_jsonl
 from tests.conftest import Done
 
 Rollouts = Callable[..., Done]
+ASKED = ("evaluation.samples_per_prompt=3", "evaluation.temperature=0.7", "evaluation.pass_at=[1,3]")
 NO_TRAINING = ("--set", "sft=null", "--set", "rl=null")
 
 
@@ -18,10 +19,35 @@ def states(record: dict[str, Any]) -> dict[str, str]:
     return {stage["name"]: stage["state"] for stage in record["stages"]}
 
 
+def test_what_is_there_is_evaluated_and_compared_with_a_run(
+    rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Nothing has been trained; several samples, slices, and an earlier run for a comparison."""
+    config = config_file()
+    first = rollouts("eval", config, "--json")
+    assert first.status == 0, first.err
+    assert [entry["point"] for entry in first.json()["accuracies"]] == ["base"]
+    assert states(first.json())["evaluate-rl"] == "Pending"
+    sets = [part for setting in (*ASKED, 'evaluation.slices=["answer"]') for part in ("--set", setting)]
+    second = rollouts("eval", config, *sets, "--against", first.json()["run_id"], "--json")
+    assert second.status == 0, second.err
+    results = Path(second.json()["report"]).parent
+    report = json.loads((results / "evaluation" / "base.json").read_text())
+    lines = read_jsonl(results / "evaluation" / "base.jsonl")
+    assert report["samples"] == len(lines) == 3 * report["prompts"]
+    assert {line["sample"] for line in lines} == {0, 1, 2}
+    assert report["pass_at"]["1"]["mean"] == pytest.approx(report["accuracy"]["mean"])
+    assert report["pass_at"]["3"]["mean"] >= report["pass_at"]["1"]["mean"]
+    page = (results / "report.html").read_text()
+    assert f"before training of {first.json()['run_id']}" in page
+    assert "Accuracy by answer" in page
+
+
+@pytest.mark.slow
 def test_a_policy_alone_and_compared_with_a_run(
     rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What a run trained, evaluated as a model of its own; several samples, slices, and the run for a comparison."""
+    """What a run trained is not evaluated twice; and it may be evaluated as a model of its own."""
     config = config_file(rl=None, sft={"steps": 40})
     run = rollouts("run", config, "--json")
     assert run.status == 0, run.err
@@ -36,21 +62,11 @@ def test_a_policy_alone_and_compared_with_a_run(
 
     policy = Path(trained["report"]).parent / "policy"
     model = ("--set", "model.kind=pretrained", "--set", f"model.name={policy}", *NO_TRAINING)
-    asked = ("evaluation.samples_per_prompt=3", "evaluation.temperature=0.7", "evaluation.pass_at=[1,3]")
-    sets = [part for setting in (*asked, 'evaluation.slices=["answer"]') for part in ("--set", setting)]
-    alone = rollouts("eval", config, *model, *sets, "--against", trained["run_id"], "--json")
+    alone = rollouts("eval", config, *model, "--against", trained["run_id"], "--json")
     assert alone.status == 0, alone.err
-    results = Path(alone.json()["report"]).parent
-    report = json.loads((results / "evaluation" / "base.json").read_text())
-    lines = read_jsonl(results / "evaluation" / "base.jsonl")
-    assert report["samples"] == len(lines) == 3 * report["prompts"]
-    assert {line["sample"] for line in lines} == {0, 1, 2}
-    assert report["pass_at"]["1"]["mean"] == pytest.approx(report["accuracy"]["mean"])
-    assert report["pass_at"]["3"]["mean"] >= report["pass_at"]["1"]["mean"]
-    page = (results / "report.html").read_text()
-    assert f"before training of {trained['run_id']}" in page
-    assert "Accuracy by answer" in page
-    assert not (results / "policy").exists()
+    accuracies = {entry["point"]: entry["accuracy"] for entry in trained["accuracies"]}
+    assert alone.json()["accuracies"][0]["accuracy"] == accuracies["sft"]
+    assert not (Path(alone.json()["report"]).parent / "policy").exists()
 
 
 @pytest.mark.parametrize(
@@ -71,6 +87,7 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
     assert told in done.err
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_scored_are_told_and_the_others_kept(
     rollouts: Rollouts, config_file: Callable[..., Path], addition: Path, tmp_path: Path
 ) -> None:
