@@ -77,7 +77,7 @@ def _parameters(text: str) -> Written:
     for part in marked:
         named = re.search(r"<function=([^>\s]+)>", part)
         pairs = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", part, re.S)
-        calls.append(_valued(named[1], pairs) if named else ToolCall("", {}, malformed=part.strip() or "nothing"))
+        calls.append(_valued(named[1], pairs) if named else _malformed(part))
     return before, tuple(calls)
 
 
@@ -88,8 +88,7 @@ def _pairs(text: str) -> Written:
     for part in marked:
         name = re.split(r"<arg_key>|</tool_call>", part)[0].strip()
         pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", part, re.S)
-        called = name.isidentifier()
-        calls.append(_valued(name, pairs) if called else ToolCall("", {}, malformed=part.strip() or "nothing"))
+        calls.append(_valued(name, pairs) if name.isidentifier() else _malformed(part))
     return before, tuple(calls)
 
 
@@ -107,9 +106,7 @@ def _channel(text: str) -> Written:
     name = re.match(r"[\w.-]*", rest)
     arguments = _decoded(rest.partition("<|message|>")[2])
     called = name[0] if name else ""
-    if isinstance(arguments, dict):
-        return before.strip(), (ToolCall(called, arguments),)
-    return before.strip(), (ToolCall(called, {}, malformed=rest),)
+    return before.strip(), (ToolCall(called, arguments) if isinstance(arguments, dict) else _malformed(rest, called),)
 
 
 def _quoted(text: str) -> Written:
@@ -123,8 +120,7 @@ def _quoted(text: str) -> Written:
         keyed = [re.sub(r"([{,]\s*)(\w+)\s*:", r'\1"\2":', piece) for piece in pieces[::2]]
         texts = [*map(json.dumps, pieces[1::2]), ""]
         arguments = _decoded("".join(part for pair in zip(keyed, texts, strict=False) for part in pair))
-        read = isinstance(arguments, dict)
-        calls.append(ToolCall(name, arguments) if read else ToolCall(name, {}, malformed=written or "nothing"))
+        calls.append(ToolCall(name, arguments) if isinstance(arguments, dict) else _malformed(written, name))
     return before, tuple(calls)
 
 
@@ -154,7 +150,7 @@ def _from_json(text: str) -> Iterator[ToolCall]:
         named = isinstance(entry, Mapping) and isinstance(entry.get("name"), str)
         arguments = _object(entry.get("arguments", entry.get("parameters", {}))) if named else None
         if arguments is None:
-            yield ToolCall(entry["name"] if named else "", {}, malformed=text or "nothing")
+            yield _malformed(text, entry["name"] if named else "")
         else:
             yield ToolCall(entry["name"], arguments)
 
@@ -165,7 +161,7 @@ def _from_python(text: str) -> Iterator[ToolCall]:
         entries = listed.elts if isinstance(listed, ast.List) else [listed]
         yield from [_python_call(entry) for entry in entries]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        yield ToolCall("", {}, malformed=text.strip() or "nothing")
+        yield _malformed(text)
 
 
 def _python_call(entry: ast.expr) -> ToolCall:
@@ -181,14 +177,16 @@ def _named(text: str, between: str) -> ToolCall:
     name = re.split(r"\[CALL_ID\]", name)[0].strip()
     begins = rest.find("{")
     arguments = _decoded(rest[begins:]) if begins >= 0 else None
-    if not isinstance(arguments, dict):
-        return ToolCall(name, {}, malformed=rest.strip() or "nothing")
-    return ToolCall(name, arguments)
+    return ToolCall(name, arguments) if isinstance(arguments, dict) else _malformed(rest, name)
 
 
 def _valued(name: str, pairs: Sequence[tuple[str, str]]) -> ToolCall:
     """Values that are no JSON are text."""
     return ToolCall(name, {key: text if (value := _decoded(text)) is None else value for key, text in pairs})
+
+
+def _malformed(text: str, name: str = "") -> ToolCall:
+    return ToolCall(name, {}, malformed=text.strip() or "nothing")
 
 
 def _object(value: Any) -> Mapping[str, Any] | None:

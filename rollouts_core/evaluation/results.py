@@ -6,7 +6,7 @@ missing or has failed, and for nothing else.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollouts_core.data.messages import message_to_data
-from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.observe.metrics import JSONLLogger, end_lines, read_jsonl
 from rollouts_core.rollout.episodes import Episode
 from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
 from rollouts_core.types import Prompt, Sample
@@ -62,21 +62,16 @@ class Result:
 def result_of(sample: Sample, number: int, error: str = "") -> Result:
     """Of an answer that is there, scored or not."""
     final = sample.trajectory.final if sample.trajectory else None
-    return Result(
-        source_row=sample.prompt.source_row,
-        sample=number,
-        prompt=sample.prompt.text,
+    return replace(
+        failed_result(sample.prompt, number, error),
         response=sample.response,
-        answer=sample.prompt.metadata.get("answer"),
         reward=sample.reward,
         rewards=dict(sample.rewards),
         status=str(sample.status),
         turns=final.turn_idx if final else 1,
         tool_calls=sum(len(message.tool_calls) for message in final.messages) if final else 0,
         tokens=final.usage.completion_tokens if final else sample.response_length,
-        metadata=dict(sample.prompt.metadata),
         messages=[message_to_data(message) for message in final.messages] if final else None,
-        error=error,
     )
 
 
@@ -104,12 +99,14 @@ class EvaluationJournal:
     """What an evaluation has so far, below a directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._answers = JSONLLogger(_ended(directory / "answers.jsonl"))
-        self._results = JSONLLogger(_ended(directory / "results.jsonl"))
-        kept = {place_of(line): answer_from_data(line["of"]) for line in read_jsonl(directory / "answers.jsonl")}
+        answers, results = directory / "answers.jsonl", directory / "results.jsonl"
+        for file in (answers, results):
+            end_lines(file)
+        kept = {(line["source_row"], line["sample"]): answer_from_data(line["of"]) for line in read_jsonl(answers)}
         self._kept: Mapping[Place, Answer] = kept
-        done = [_from_line(line) for line in read_jsonl(directory / "results.jsonl")]
+        done = [_from_line(line) for line in read_jsonl(results)]
         self._done: Mapping[Place, Result] = {result.place: result for result in done if not result.error}
+        self._answers, self._results = JSONLLogger(answers), JSONLLogger(results)
 
     def answer(self, prompt: Prompt, number: int) -> Answer | None:
         """What was answered to this very prompt."""
@@ -148,10 +145,6 @@ def read_results(path: Path) -> list[Result]:
     return [_from_line(line) for line in read_jsonl(path)]
 
 
-def place_of(line: Mapping[str, Any]) -> Place:
-    return line["source_row"], line["sample"]
-
-
 def _from_line(line: Mapping[str, Any]) -> Result:
     return Result(**{name: value for name, value in line.items() if name != "step"})
 
@@ -162,10 +155,3 @@ def _json(value: Any) -> str:
 
 def _flat(value: Any) -> str | None:
     return None if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _ended(path: Path) -> Path:
-    """What a killed process left half-written must not run into the next line."""
-    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
-    return path

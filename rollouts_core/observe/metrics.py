@@ -46,6 +46,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
+def end_lines(path: Path) -> None:
+    """Drop what a killed process left half-written: it must not run into the next line."""
+    if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
 def keep_steps(path: Path, last_step: int) -> None:
     """Drop what was logged after a step, and a half-written last line: training goes on from that step."""
     kept = [record for record in read_jsonl(path) if record["step"] <= last_step]

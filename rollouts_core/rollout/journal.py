@@ -8,7 +8,7 @@ from its journal has the same gradient.
 
 from pathlib import Path
 
-from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.observe.metrics import JSONLLogger, end_lines, read_jsonl
 from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
 
 
@@ -34,7 +34,7 @@ class RolloutJournal:
 
     def note(self, step: int, answer: Answer) -> None:
         if self._open is None or self._open[0] != step:
-            self._end_line(step)
+            end_lines(self._path(step))
             self._open = (step, JSONLLogger(self._path(step)))
         self._open[1].log(answer_to_data(answer), step)
 
@@ -46,9 +46,3 @@ class RolloutJournal:
 
     def _path(self, step: int) -> Path:
         return self._directory / f"step-{step:08d}.jsonl"
-
-    def _end_line(self, step: int) -> None:
-        """What a killed process left half-written must not run into the next line."""
-        path = self._path(step)
-        if path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n"):
-            path.write_bytes(content[: content.rfind(b"\n") + 1])

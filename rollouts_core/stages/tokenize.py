@@ -97,7 +97,10 @@ def _environment_problems(work: Work, tokenizer: Any) -> list[str]:
 def _shards(work: Work, spec: TokenizeSpec, role: str, mine: Callable[[int], bool]) -> Iterator[RowShard]:
     source, external = spec.sources[role], work.stage.external[role]
     empty = True
-    wanted = lambda shard: mine(shard) and not _file(work, role, shard).exists()  # noqa: E731
+
+    def wanted(shard: int) -> bool:
+        return mine(shard) and not _file(work, role, shard).exists()
+
     for shard in row_shards(source, external, SHARD_ROWS, wanted, beginning(work, role)):
         empty = False
         yield shard

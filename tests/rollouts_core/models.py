@@ -15,19 +15,23 @@ CONTEXT = 48
 
 def tiny_model(seed: int = 0, architecture: Any = None, **changes: Any) -> Any:
     """A randomly initialised model, its weights large enough that its choices are far from uniform."""
-    config = architecture or Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        **changes,
-    )
+    config = architecture or tiny_architecture(**changes)
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def tiny_architecture(**changes: Any) -> Qwen2Config:
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.3,
+    }
+    return Qwen2Config(**shape | changes)
 
 
 @cache

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from transformers import Qwen2Config
 
 from rollouts_core.algorithms import GRPO, PPO
 from rollouts_core.data.prompts import DataBuffer
@@ -45,22 +44,13 @@ from rollouts_core.training.rl import RLTrainingConfig, run_rl_training, with_ad
 from rollouts_core.training.rl_metrics import rollout_metrics
 from rollouts_core.training.streams import to_streams
 from rollouts_core.types import Message, Prompt, Sample, Status
-from tests.rollouts_core.models import tiny_model
+from tests.rollouts_core.models import tiny_architecture, tiny_model
 from tests.rollouts_core.test_templates import templates, tokenizer_with
 
 ALPHABET = '0123456789+*{}"<>_:, /abcdefghijklmnopqrstuvwxyzTRAB'
 TOKENIZER = train_tokenizer(TokenizerSpec(kind="character"), [ALPHABET], 512)
 CONFIG = RolloutConfig(batch_size=2, n_samples_per_prompt=2, max_new_tokens=200, temperature=1.0, seed=1)
-ARCHITECTURE = Qwen2Config(
-    vocab_size=len(TOKENIZER),
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    initializer_range=0.3,
-)
+ARCHITECTURE = tiny_architecture(vocab_size=len(TOKENIZER), max_position_embeddings=128)
 CALL = '<tool_call>{"name":"calculate",  "arguments":{"expression":"12*3"}}</tool_call>'
 DEADLINE = 30.0
 

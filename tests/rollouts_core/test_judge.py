@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, Qwen2Config
+from transformers import AutoModelForSequenceClassification
 
 from rollouts_core.environments.episode import AgentState, Answered, Trajectory
 from rollouts_core.errors import BadInput, MalformedAnswer, RewardFailed
@@ -20,7 +20,7 @@ from rollouts_core.rewards.reward import AnyReward
 from rollouts_core.rewards.rubric import Criterion, rubric
 from rollouts_core.rewards.scoring import Scoring, ScoringSettings, check_reward
 from rollouts_core.types import Message, Prompt, Sample, Status
-from tests.rollouts_core.models import character_tokenizer, tiny_model
+from tests.rollouts_core.models import character_tokenizer, tiny_architecture, tiny_model
 from tests.rollouts_core.test_endpoints import Reply, Served, asking, chat
 
 SETTINGS = JudgeSettings("The answer is right and short.")
@@ -132,16 +132,8 @@ def test_what_is_lacking_is_told_before_anything_starts(tmp_path: Path, monkeypa
 
 def saved_reward_model(directory: Path) -> Any:
     tokenizer = character_tokenizer()
-    config = Qwen2Config(
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_labels=1,
-        initializer_range=0.5,
-        pad_token_id=tokenizer.pad_token_id,
+    config = tiny_architecture(
+        num_hidden_layers=1, num_labels=1, initializer_range=0.5, pad_token_id=tokenizer.pad_token_id
     )
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config).eval()
