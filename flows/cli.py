@@ -1,4 +1,4 @@
-"""The command line: `rollouts run | plan | logs | cancel | replay | runs | show | machines | diff | ...`.
+"""The command line: `rollouts run | plan | up | deploy | logs | cancel | report | runs | show | machines | ...`.
 
 Only what a command needs is imported: `plan` answers in a fraction of a second and loads neither torch nor Prefect.
 """
@@ -65,13 +65,16 @@ def _run_flow(start: Callable[[], Any], config: PipelineConfig, options: argpars
     from rollouts_core.observe.runs import list_runs
 
     connect_prefect()
-    with stages_shown() as console:
+    with stages_shown(options.quiet) as console:
         state = start()
     flow_run_id = str(state.state_details.flow_run_id)
     record = next((run for run in list_runs(store_of(config).home) if run.flow_run_id == flow_run_id), None)
     if record is None or (record.error is None and not state.is_completed()):
         raise RolloutsError(str(state.result(raise_on_failure=False)))
-    print_record(record, console if options.json else None)
+    if not options.quiet:
+        print_record(record, console if options.json else None)
+    elif record.error:
+        print(record.error, file=sys.stderr)
     if options.json:
         print(json.dumps(asdict(record)))
     return 0 if state.is_completed() else 1
@@ -106,6 +109,8 @@ def plan_command(options: argparse.Namespace) -> int:
         print(f"{explanation.stage:<16} {explanation.key[:16]}  {explanation.state:<7}  {first}".rstrip())
         for line in further:
             print(f"{'':<43} {line}")
+    if any(explanation.state == "to run" for explanation in explanations):
+        print(f"next: rollouts run {options.config}")
     return 0
 
 
@@ -125,6 +130,33 @@ def replay_command(options: argparse.Namespace) -> int:
     from flows.replaying import replay_command as replay
 
     return replay(options)
+
+
+def up_command(options: argparse.Namespace) -> int:
+    prepare_prefect()
+    from flows.up import up_command as up
+
+    return up(options)
+
+
+def deploy_command(options: argparse.Namespace) -> int:
+    prepare_prefect()
+    from flows.deployments import deploy_command as deploy
+
+    return deploy(options)
+
+
+def report_command(options: argparse.Namespace) -> int:
+    from flows.reporting import report_command as report
+
+    return report(options)
+
+
+def completion_command(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(_parser(), options.shell))
+    return 0
 
 
 def runs_command(options: argparse.Namespace) -> int:
@@ -164,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     configured = argparse.ArgumentParser(add_help=False, parents=[shared])
     configured.add_argument("config", type=Path, help="a Python file with `config = PipelineConfig(...)`, or JSON")
     configured.add_argument("--machine", metavar="NAME", help="a machine of the inventory, for the heavy stages")
+    configured.add_argument("-q", "--quiet", action="store_true", help="say nothing but what went wrong")
     configured.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="as in rl.steps=20")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str, parent: Any) -> Any:
@@ -189,7 +222,11 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--generate", type=int, metavar="STEPS", help="generate so many batches and train on none")
     replay.add_argument("--out", help="where they go; default: outputs/RUN/generated")
     _add_machines(commands, shared)
+    _add_prefect(add, shared)
     add("runs", runs_command, "list runs, the latest first", shared)
+    report = add("report", report_command, "write a run's page and rollout viewer again", shared)
+    report.add_argument("run", metavar="RUN")
+    report.add_argument("--against", metavar="RUN", help="another run, whose curves and answers are laid beside")
     show = add("show", show_command, "show one run", shared)
     show.add_argument("run", metavar="RUN", help="a run's id, or how it begins")
     diff = add("diff", housekeeping.diff_command, "say what two runs differ in", shared)
@@ -206,7 +243,17 @@ def _parser() -> argparse.ArgumentParser:
     gc = add("gc", housekeeping.gc_command, "remove what no kept run needs", shared)
     gc.add_argument("--keep-last", type=int, metavar="N", help="keep the last N runs of each name; default: all runs")
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    completion = add("completion", completion_command, "print what makes a shell complete commands", shared)
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return parser
+
+
+def _add_prefect(add: Callable[..., Any], shared: argparse.ArgumentParser) -> None:
+    folder = argparse.ArgumentParser(add_help=False, parents=[shared])
+    folder.add_argument("configs", type=Path, nargs="?", default=Path("configs"), help="a folder of configs")
+    up = add("up", up_command, "start a Prefect server and a worker here, with every config to run from its UI", folder)
+    up.add_argument("--port", type=int, default=4200, help="of the server; default: 4200")
+    add("deploy", deploy_command, "register every config with the Prefect server of PREFECT_API_URL", folder)
 
 
 def _add_machines(commands: Any, shared: argparse.ArgumentParser) -> None:

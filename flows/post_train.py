@@ -1,12 +1,15 @@
 """The whole chain: SFT, DPO, then RL, each stage cached, on a machine of your choice."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
+from pydantic import Field
 
 from flows.preflight import check_inputs, outputs_of, store_of
+from flows.supervisor import end_with_worker
 from infra.provision import this_machine
 from rollouts_core.config import PipelineConfig
 from rollouts_core.observe.runs import RunRecord
@@ -20,18 +23,31 @@ from tasks.rl import rl
 from tasks.run import recording
 from tasks.serve import serve
 from tasks.sft import sft
+from tasks.showing import show_plan
 from tasks.sync import sync
 from tasks.tokenize import tokenize
+from tasks.tracking import tracking
+
+Chosen = Annotated[str, Field(json_schema_extra={"enum": ["tokenize", "sft", "dpo", "rl", "evaluate"]})]
+"""A kind of stage, which the form offers; or a single stage's name, as rl-2, which the command line takes."""
 
 
 @flow(name="post-train", flow_run_name="{config.name}", persist_result=False)
-def post_train(config: PipelineConfig, refresh: Sequence[str] = ()) -> RunRecord:
-    """SFT, DPO, then RL, on a machine of your choice; every stage cached. `refresh`: stages to make again."""
-    stages, store = check_inputs(config, refresh), store_of(config)
+def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) -> RunRecord:
+    """SFT, DPO, then RL, on a machine of your choice; every stage cached, and whatever is cached is not made again.
+
+    Args:
+        config: The experiment.
+        start_again_from: Stages to make again although they are cached, with all that depends on them.
+    """
+    end_with_worker()
+    stages, store = check_inputs(config, start_again_from), store_of(config)
     with (
-        recording(config, stages, store, flow_run.id, refresh) as run,
+        recording(config, stages, store, flow_run.id, start_again_from) as run,
+        tracking(config, run.run_id, outputs_of(config)),
         provision(config.machine, stages, store, run) as machine,
     ):
+        show_plan(stages, store, config.machine)
         bootstrap(machine)
         data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         policy = sft(stages.sft, data, machine) if stages.sft else None

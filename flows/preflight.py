@@ -15,6 +15,7 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.environments.named import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
+from rollouts_core.observe.trackers import check_tracking
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import check_reward
 from rollouts_core.stages.plan import Plan, plan
@@ -69,6 +70,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     if config.environment is not None:
         checks.append(partial(_check_environment, config))
     checks.append(partial(check_task_runner, config.data.tokenization))
+    checks.append(partial(check_tracking, config.tracking))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))

@@ -38,11 +38,11 @@ def connect_prefect() -> None:
     home = Path(PREFECT_HOME.value())
     home.mkdir(parents=True, exist_ok=True)
     log = until_exit.enter_context((home / "rollouts-server.log").open("w"))
-    port = _free_port()
+    port = free_port()
     server = _start(port, log.fileno())
-    until_exit.callback(_stop, server)
+    until_exit.callback(stop, server)
     url = f"http://127.0.0.1:{port}/api"
-    _wait_until_healthy(url, server, log.name)
+    wait_until_healthy(url, server, log.name)
     until_exit.enter_context(temporary_settings({PREFECT_API_URL: url}))
 
 
@@ -56,7 +56,7 @@ def _start(port: int, log: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def _stop(server: "subprocess.Popen[bytes]") -> None:
+def stop(server: "subprocess.Popen[bytes]") -> None:
     server.terminate()
     try:
         server.wait(STOP_DEADLINE)
@@ -64,20 +64,20 @@ def _stop(server: "subprocess.Popen[bytes]") -> None:
         server.kill()
 
 
-def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]", log: str) -> None:
+def wait_until_healthy(url: str, server: "subprocess.Popen[bytes]", log: str) -> None:
     end = time.monotonic() + START_DEADLINE
     while time.monotonic() < end:
         if server.poll() is not None:
-            raise RolloutsError(f"the temporary Prefect server ended with status {server.returncode}; its log: {log}")
+            raise RolloutsError(f"the Prefect server ended with status {server.returncode}; its log: {log}")
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2):
                 return
         except OSError:
             time.sleep(0.1)
-    raise RolloutsError(f"the temporary Prefect server did not answer within {START_DEADLINE:.0f} s; its log: {log}")
+    raise RolloutsError(f"the Prefect server did not answer within {START_DEADLINE:.0f} s; its log: {log}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -16,6 +16,7 @@ from types import FrameType
 RESTARTS = 5
 PAUSE = 0.5
 PR_SET_PDEATHSIG = 1
+UNDER_UP = "ROLLOUTS_UP"
 
 
 def main(parent: int, command: list[str]) -> int:
@@ -40,6 +41,12 @@ def main(parent: int, command: list[str]) -> int:
             break
         time.sleep(PAUSE)
     return status
+
+
+def end_with_worker() -> None:
+    """Under `rollouts up`: a process that leads a run ends with the worker that started it."""
+    if os.environ.get(UNDER_UP):
+        end_with(os.getppid())
 
 
 def end_with(parent: int) -> None:

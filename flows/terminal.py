@@ -24,16 +24,16 @@ PLAIN_SECONDS = 10.0
 
 
 @contextmanager
-def stages_shown() -> Iterator[Console]:
-    """Show the stages of the flow that runs inside."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+def stages_shown(quiet: bool = False) -> Iterator[Console]:
+    """Show the stages of the flow that runs inside, unless it is to be `quiet`."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
     bars = Progress(
         TextColumn("  {task.description:<14}"),
         BarColumn(bar_width=30),
         TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[note]}"),
         console=console,
         transient=True,
-        disable=not _has_screen(console),
+        disable=quiet or not _has_screen(console),
     )
     handler = _Screen(console, bars)
     machines.setLevel(logging.INFO)
@@ -65,7 +65,7 @@ class _Screen(logging.Handler):
                 self._console.print(f"{MARKS[state]} {name:<14} {state.lower():<10} {seconds:7.1f} s")
             case StageLine(name, text):
                 self._console.print(f"[dim]  {name:<14} {_escaped(text)}[/]")
-            case StageProgress(name, done, total, metrics):
+            case StageProgress(name, done, total, metrics, _):
                 note = "  ".join(f"{key.split('/')[-1]} {metrics[key]:.3f}" for key in SHOWN_METRICS if key in metrics)
                 self._progress(name, done, total, note)
             case None:
@@ -98,6 +98,16 @@ def print_record(record: RunRecord, console: Console | None = None) -> None:
         folder = record.report.rpartition("/")[0]
         policy = f"policy  {folder}/policy\n" if any(stage.name in TRAINING for stage in record.stages) else ""
         console.print(f"report  {record.report}\n{policy}metrics {folder}", soft_wrap=True)
+    console.print(f"next    {_next(record)}", soft_wrap=True)
+
+
+def _next(record: RunRecord) -> str:
+    """What a person would do now."""
+    if record.state == "Completed":
+        return f"open the report; `rollouts report {record.run_id} --against RUN` lays it beside another run"
+    if record.state == "Running":
+        return f"`rollouts logs {record.run_id} -f` shows what its jobs print"
+    return f"`rollouts logs {record.run_id}` shows all that was printed; the same command again goes on from there"
 
 
 def _has_screen(console: Console) -> bool:

@@ -7,6 +7,10 @@ class MachineError(RolloutsError):
     """The machine did not do what it was asked."""
 
 
+AGAIN = "Retry in Prefect's UI, or the same command again: it goes on from what was committed"
+MEND = "mend that, then Retry in Prefect's UI, or the same command again: finished stages are cached"
+
+
 class JobFailed(RolloutsError):
     """A job ended without its artifact. `mendable` says whether the same job may do better if started again."""
 
@@ -14,7 +18,8 @@ class JobFailed(RolloutsError):
         self.last_lines = last_lines
         self.mendable = mendable
         tail = "".join(f"\n    {line}" for line in last_lines)
-        super().__init__(message + (f"\n  its last log lines:{tail}" if tail else ""))
+        advice = AGAIN if mendable else MEND
+        super().__init__(message + (f"\n  its last log lines:{tail}" if tail else "") + f"\n  what to do: {advice}")
 
 
 class Unreachable(MachineError):

@@ -46,6 +46,8 @@ class Progress:
     done: int
     total: int
     metrics: Mapping[str, float]
+    step: int = 0
+    """Of the whole training, where it has several stages."""
 
 
 @dataclass
@@ -169,6 +171,9 @@ def end_job(job: str, machine: Machine) -> None:
     """Cancel it; where its machine is away, say so and leave it to its limits."""
     try:
         machine.cancel(job)
+        logger.warning(
+            "ended job %s on %s; what it had committed stays, and a retry goes on from it", job, machine.name
+        )
     except Unreachable as error:
         logger.warning("%s: job %s may run on there; `rollouts cancel` ends it when the machine is back", error, job)
 
@@ -268,7 +273,7 @@ def _taken_in(cursor: Cursor, log: bytes, metrics: bytes) -> Iterator[LogLine | 
 
 def _progress(record: dict[str, Any]) -> Progress:
     metrics = {name: value for name, value in record.items() if name not in ("step", "stage", "done", "total")}
-    return Progress(record["stage"], record["done"], record["total"], metrics)
+    return Progress(record["stage"], record["done"], record["total"], metrics, record["step"])
 
 
 def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.jobs import MachineSession
 from rollouts_core.config import ResultsConfig
+from rollouts_core.observe.made import made_of, write_made
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.fetch import fetch
@@ -39,17 +40,23 @@ def bring_home(
         point = stage.name.removeprefix("evaluate-")
         _join([stage], session, "samples.jsonl", gathering / "evaluation" / f"{point}.jsonl")
         _join([stage], session, "accuracy.json", gathering / "evaluation" / f"{point}.json")
+    write_made(gathering, [made_of(stage, session.manifest(stage.artifact)) for stage in plan.stages])
     shutil.rmtree(outputs, ignore_errors=True)
     gathering.rename(outputs)
     return outputs
+
+
+def fetch_file(session: MachineSession, artifact: ArtifactId, name: str, target: Path) -> Path:
+    """One file of an artifact, wherever that lies, below `target`."""
+    _fetch(session, artifact, target, name)
+    return target / name
 
 
 def _join(stages: Sequence[Stage], session: MachineSession, name: str, target: Path) -> None:
     fetched = target.with_name(f".{target.name}.parts")
     with target.open("wb") as joined:
         for stage in stages:
-            _fetch(session, stage.artifact, fetched, name)
-            joined.write((fetched / name).read_bytes())
+            joined.write(fetch_file(session, stage.artifact, name, fetched).read_bytes())
             shutil.rmtree(fetched)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollouts_core.parts import Operational, part
+from rollouts_core.parts import Operational, one_of, part
 
 Low = Annotated[float, Field(ge=0, lt=1, description="Ratios below 1 - clip_low are clipped.")]
 High = Annotated[float, Field(ge=0, description="Ratios above 1 + clip_high are clipped.")]
@@ -131,7 +131,7 @@ class CustomAlgorithm:
 
 Algorithm = Annotated[
     GRPO | DrGRPO | DAPO | GSPO | CISPO | RLOO | ReinforcePlusPlus | MaxRL | PPO | Distillation | CustomAlgorithm,
-    Field(discriminator="kind"),
+    Field(discriminator="kind", json_schema_extra=one_of),
 ]
 GROUP_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "maxrl")
 """Those that compare an answer with the others of its group, and learn nothing from a group of one."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, PlainValidator, model_validator
 
 from rollouts_core.algorithms import GROUP_ALGORITHMS, GRPO, Algorithm, Distillation
-from rollouts_core.parts import Operational, part
+from rollouts_core.parts import Operational, one_of, part
 
 
 def _text(value: object) -> str:
@@ -98,7 +98,9 @@ class HubDataset:
     )
 
 
-Source = Annotated[Jsonl | Parquet | Arrow | HubDataset, Field(discriminator="kind")]
+Source = Annotated[
+    Jsonl | Parquet | Arrow | HubDataset, Field(discriminator="kind", title="source", json_schema_extra=one_of)
+]
 
 
 @part
@@ -117,7 +119,10 @@ class Mixture:
     sources: tuple[Weighted, ...] = Field(min_length=1, description="The sources and their weights.")
 
 
-SourceOrMixture = Annotated[Jsonl | Parquet | Arrow | HubDataset | Mixture, Field(discriminator="kind")]
+SourceOrMixture = Annotated[
+    Jsonl | Parquet | Arrow | HubDataset | Mixture,
+    Field(discriminator="kind", title="source", json_schema_extra=one_of),
+]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -192,7 +197,7 @@ class PretrainedModel:
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
 
-Model = Annotated[ScratchModel | PretrainedModel, Field(discriminator="kind")]
+Model = Annotated[ScratchModel | PretrainedModel, Field(discriminator="kind", json_schema_extra=one_of)]
 
 
 @part
@@ -333,7 +338,9 @@ class RLConfig:
     )
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig, description="How samples are generated.")
-    log_samples: Operational[int] = Field(default=4, ge=0, description="Samples per step kept in rollouts.jsonl.")
+    log_samples: Operational[int] = Field(
+        default=8, ge=0, description="Samples per step, group by group, kept in rollouts.jsonl for the viewer."
+    )
     checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 
     @model_validator(mode="after")
@@ -531,6 +538,17 @@ class StoreConfig:
 
 
 @part
+class TrackingConfig:
+    """Where metrics go besides the run's own files. Nothing here can change a result."""
+
+    tensorboard: Operational[bool] = Field(default=False, description="Write outputs/tensorboard/<run>.")
+    wandb: Operational[str | None] = Field(default=None, description="A project of Weights & Biases; null: none.")
+    wandb_mode: Operational[Literal["offline", "online"]] = Field(
+        default="offline", description="offline: into outputs/wandb, for `wandb sync`; online: the key is its own."
+    )
+
+
+@part
 class PipelineConfig:
     """One experiment, whole. `sft`, `dpo` or `rl` set to null leaves that part of the chain out."""
 
@@ -552,6 +570,7 @@ class PipelineConfig:
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")
     store: StoreConfig = Field(default_factory=StoreConfig, description="Where artifacts and results live.")
     results: ResultsConfig = Field(default_factory=ResultsConfig, description="What comes home from other machines.")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides.")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":

@@ -46,7 +46,12 @@ def part(cls: type[T]) -> type[T]:
 
     Raises `BadInput` with one line per problem when constructed with bad values.
     """
-    settings = ConfigDict(extra="forbid", allow_inf_nan=False)
+    settings = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        field_title_generator=lambda name, field: name,
+        json_schema_extra=_in_order,
+    )
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=settings)(cls)
     made.__init__ = _with_all_problems(made.__init__, cls.__name__)
     return made  # type: ignore[no-any-return]
@@ -85,6 +90,17 @@ def problem_lines(error: ValidationError, prefix: str = "") -> list[str]:
         path = ".".join([prefix] * bool(prefix) + [str(step) for step in detail["loc"] if step not in UNION_TAGS])
         lines += [f"{path}: {text}" if path else text for text in _explain(detail)]
     return lines
+
+
+def one_of(schema: dict[str, Any]) -> None:
+    """For the schema of a union: said so that Prefect's form can switch from one alternative to another."""
+    schema["anyOf"] = schema.pop("oneOf")
+
+
+def _in_order(schema: dict[str, Any], cls: type) -> None:
+    """Fields stand in a form as they stand in the class."""
+    order = list(get_type_hints(cls))
+    schema["properties"] = dict(sorted(schema["properties"].items(), key=lambda field: order.index(field[0])))
 
 
 def _is_operational(hint: Any) -> bool:

@@ -7,10 +7,10 @@ from infra.environment import check_environment, environment_artifact, prepare_e
 from infra.jobs import MachineSession
 from infra.ssh_machine import SSHMachine
 from rollouts_core.store.manifest import ArtifactId
-from tasks.making import WAITING_TASK, ArtifactRef, cached, recorded, say
+from tasks.making import WAITING_TASK, ArtifactRef, cached, recorded, run_name, say
 
 
-@task(name="bootstrap", task_run_name="bootstrap", cache_policy=NO_CACHE, **WAITING_TASK)
+@task(name="bootstrap", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
 def bootstrap(machine: MachineSession) -> ArtifactRef:
     if isinstance(machine.machine, SSHMachine):
         return _on_host(machine.machine, machine)

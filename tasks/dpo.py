@@ -5,9 +5,9 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.jobs import MachineSession
 from rollouts_core.stages.stage import Stage
-from tasks.making import JOB_TASK, ArtifactRef, make
+from tasks.making import JOB_TASK, ArtifactRef, make, run_name
 
 
-@task(name="dpo", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+@task(name="dpo", task_run_name=run_name, cache_policy=NO_CACHE, **JOB_TASK)
 def dpo(stage: Stage, policy: ArtifactRef | None, machine: MachineSession) -> ArtifactRef:
     return make(stage, [stage], machine, policy)

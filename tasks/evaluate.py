@@ -10,9 +10,9 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.jobs import MachineSession
 from rollouts_core.stages.stage import Stage
-from tasks.making import JOB_TASK, ArtifactRef, make
+from tasks.making import JOB_TASK, ArtifactRef, make, run_name
 
 
-@task(name="evaluate", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+@task(name="evaluate", task_run_name=run_name, cache_policy=NO_CACHE, **JOB_TASK)
 def evaluate(stage: Stage, points: Sequence[Stage], data: ArtifactRef, machine: MachineSession) -> ArtifactRef:
     return make(stage, points, machine, data)

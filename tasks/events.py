@@ -35,6 +35,8 @@ class StageProgress:
     done: int
     total: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int = 0
+    """Of the whole training, where it has several stages."""
 
 
 Event = StageChanged | StageLine | StageProgress

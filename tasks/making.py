@@ -7,28 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
+from prefect.runtime import task_run
 from prefect.states import Completed
 from prefect.tasks import Task, exponential_backoff
 
 from infra.errors import JobFailed
 from infra.follow import LogLine
 from infra.jobs import MachineSession, Progress, make_in_job, was_found
-from rollouts_core.errors import StoreUnavailable
+from rollouts_core.errors import RolloutsError, StoreUnavailable
 from rollouts_core.observe.runs import RunLog, StageState
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.why import explain_stage
 from rollouts_core.store.elsewhere import all_manifests
 from rollouts_core.store.manifest import ArtifactId
 from tasks.events import StageChanged, StageLine, StageProgress, announce
+from tasks.showing import show_stage
 
 PROGRESS_SECONDS = 2.0
 """Prefect's progress bars are moved at most this often."""
 
 
-def retry_mends(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+def retry_mends(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     """Only a job that was killed, or a store that did not answer, is worth another attempt; bad input stays bad."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, StoreUnavailable) or (isinstance(error, JobFailed) and error.mendable)
@@ -107,10 +110,32 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
             match event:
                 case LogLine(text):
                     say(stage.name, text)
-                case Progress(name, done, total, metrics):
+                case Progress(name, done, total, metrics, step):
                     bar.move(done, total)
-                    announce(StageProgress(name, done, total, metrics))
+                    announce(StageProgress(name, done, total, metrics, step))
+        _show(stage, session)
     return ArtifactRef(stage.artifact)
+
+
+def run_name() -> str:
+    """A task run's name, for people: `arithmetic · rl 3/4`."""
+    given = task_run.parameters
+    session, stage = given.get("machine"), given.get("stage")
+    run = session.run if isinstance(session, MachineSession) else given.get("run")
+    config = run.record.name if isinstance(run, RunLog) else "run"
+    if not isinstance(stage, Stage):
+        return f"{config} · {task_run.task_name}"
+    kind, _, rest = stage.name.partition("-")
+    of = f"/{len(given['segments'])}" if "segments" in given else ""
+    return f"{config} · {kind} {rest}{of}".rstrip()
+
+
+def _show(stage: Stage, session: MachineSession) -> None:
+    """A stage that was made is made, whether or not Prefect takes its pictures."""
+    try:
+        show_stage(stage, session)
+    except (HTTPError, OSError, RolloutsError) as error:
+        say(stage.name, f"its metrics are not shown in Prefect's UI: {error}")
 
 
 def say(stage: str, text: str) -> None:

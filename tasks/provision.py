@@ -17,7 +17,7 @@ from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
-from tasks.making import WAITING_TASK, recorded, say
+from tasks.making import WAITING_TASK, recorded, run_name, say
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def provision(settings: MachineConfig, stages: Plan, store: Store, run: RunLog) 
         release_machine(session)
 
 
-@task(name="provision", task_run_name="provision", cache_policy=NO_CACHE, **WAITING_TASK)
+@task(name="provision", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
 def provision_task(settings: MachineConfig, stages: Plan, store: Store, run: RunLog) -> MachineSession:
     with recorded(run, "provision"):
         for said in provision_machine(settings, stages, store, run):

@@ -1,31 +1,30 @@
-"""report: one HTML page of the run, and the accuracy table in Prefect."""
+"""report: the run's page, its rollout viewer, and in Prefect its accuracies and where both pages are."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from infra.jobs import MachineSession
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import to_data
-from rollouts_core.observe.drawn import plots_artifact, plots_of
-from rollouts_core.observe.evaluations import compare_in_order, compare_with_run, name_of, read_evaluations
+from rollouts_core.observe.evaluations import compare_in_order, compare_with_run, read_evaluations
 from rollouts_core.observe.report import write_report
 from rollouts_core.observe.runs import AccuracyRecord, RunRecord, find_run
+from rollouts_core.observe.viewer import write_viewer
 from rollouts_core.stages.plan import Plan
-from tasks.making import LIGHT_TASK, recorded
+from tasks.making import LIGHT_TASK, recorded, run_name
+from tasks.showing import show_accuracies, show_pages
 
 
-@task(name="report", task_run_name="report", cache_policy=NO_CACHE, **LIGHT_TASK)
+@task(name="report", task_run_name=run_name, cache_policy=NO_CACHE, **LIGHT_TASK)
 def report(
     config: PipelineConfig, stages: Plan, machine: MachineSession, results: Path, against: str | None = None
 ) -> RunRecord:
     """`against`: a run whose evaluations these are compared with."""
     run, store = machine.run, machine.store
-    keys = [stage.key for stage in stages.stages]
-    with recorded(run, "report", plots_artifact(keys).key):
+    with recorded(run, "report"):
         accuracies = read_accuracies(stages, machine)
         points = [accuracy.point for accuracy in accuracies]
         compared = compare_in_order(results, points)
@@ -33,16 +32,10 @@ def report(
             other = find_run(store.home, against)
             compared += compare_with_run(results, Path(other.report or "").parent, other.run_id, points)
         run.result(accuracies, results / "report.html")
-        create_table_artifact(
-            [
-                {"policy": name_of(a.point), "accuracy": a.accuracy, "low": a.low, "high": a.high, "prompts": a.total}
-                for a in accuracies
-            ],
-            key="accuracy",
-            description=f"Held-out accuracy of {run.run_id}, with its 95 % interval",
-        )
-        plots = plots_of(keys, accuracies, results, store)
-        write_report(run.record, results, to_data(config), plots, read_evaluations(results, points), compared)
+        viewer = write_viewer(results, run.run_id)
+        page = write_report(run.record, results, to_data(config), read_evaluations(results, points), compared)
+        show_accuracies(run.record)
+        show_pages(run.record, [page, *([viewer] if viewer else [])])
     return run.record
 
 

@@ -7,7 +7,6 @@ from infra.environment import environment_artifact
 from rollouts_core.config import MachineConfig, PipelineConfig
 from rollouts_core.housekeeping.gc import wait_for_gc
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
-from rollouts_core.observe.drawn import plots_artifact
 from rollouts_core.observe.runs import RunLog, open_run
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
@@ -49,5 +48,5 @@ def planned_stages(stages: Plan, machine: MachineConfig) -> list[tuple[str, str 
         ("serve", None),
         *((stage.name, stage.key) for stage in after),
         ("sync", None),
-        ("report", plots_artifact([stage.key for stage in stages.stages]).key),
+        ("report", None),
     ]

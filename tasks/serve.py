@@ -16,7 +16,7 @@ from infra.jobs import MachineSession
 from infra.serve import end_servers, start_servers
 from rollouts_core.config import EngineConfig
 from rollouts_core.stages.stage import Stage
-from tasks.making import WAITING_TASK, recorded, say
+from tasks.making import WAITING_TASK, recorded, run_name, say
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSessi
             end_servers(segments, machine)
 
 
-@task(name="serve", task_run_name="serve", cache_policy=NO_CACHE, **WAITING_TASK)
+@task(name="serve", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
 def serve_task(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> State[Any]:
     with recorded(machine.run, "serve"):
         if config.kind == "embedded":

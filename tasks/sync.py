@@ -9,10 +9,10 @@ from infra.jobs import MachineSession
 from infra.results import bring_home
 from rollouts_core.config import ResultsConfig
 from rollouts_core.stages.plan import Plan
-from tasks.making import WAITING_TASK, ArtifactRef, recorded
+from tasks.making import WAITING_TASK, ArtifactRef, recorded, run_name
 
 
-@task(name="sync", task_run_name="sync", cache_policy=NO_CACHE, **WAITING_TASK)
+@task(name="sync", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
 def sync(
     stages: Plan, policy: ArtifactRef | None, machine: MachineSession, wanted: ResultsConfig, outputs: Path
 ) -> Path:

@@ -6,7 +6,7 @@ from prefect.cache_policies import NO_CACHE
 from infra.jobs import MachineSession
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.stage import Stage
-from tasks.making import JOB_TASK, ArtifactRef, make
+from tasks.making import JOB_TASK, ArtifactRef, make, run_name
 from tasks.tokenize_parts import tokenize_in_parts
 
 
@@ -18,6 +18,6 @@ def tokenize(stage: Stage, machine: MachineSession) -> ArtifactRef:
     return tokenize_task(stage, machine)
 
 
-@task(name="tokenize", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+@task(name="tokenize", task_run_name=run_name, cache_policy=NO_CACHE, **JOB_TASK)
 def tokenize_task(stage: Stage, machine: MachineSession) -> ArtifactRef:
     return make(stage, [stage], machine)

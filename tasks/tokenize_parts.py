@@ -26,7 +26,7 @@ from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.store import open_store
 from tasks.events import StageProgress, announce
-from tasks.making import JOB_TASK
+from tasks.making import JOB_TASK, run_name
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def part_tasks(name: str, tokenizer: Stage, parts: Sequence[Stage], place: Place
         announce(StageProgress(name, done, len(parts), {}))
 
 
-@task(name="tokenize-part", task_run_name="{stage.name}", cache_policy=NO_CACHE, **JOB_TASK)
+@task(name="tokenize-part", task_run_name=run_name, cache_policy=NO_CACHE, **JOB_TASK)
 def tokenize_part(stage: Stage, place: Place) -> None:
     store = open_store(place.home, place.url)
     if store.has(stage.artifact):

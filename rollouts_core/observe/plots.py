@@ -1,65 +1,45 @@
-"""Curves as SVG text, to stand inside a page."""
+"""Charts as a picture, for pages that cannot draw them."""
 
 import io
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, GRID, COLOURS = "#374151", "#e5e7eb", ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#6b7280")
+from rollouts_core.observe.charts import Chart
 
-Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+INK, GRID, PAPER = "#374151", "#e5e7eb", "#ffffff"
+COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#6b7280")
+COLUMNS = 2
 
 
-def line_plot(title: str, x_label: str, curves: Curves, log_y: bool = False) -> str:
-    """Curves by name, each with its x and y values."""
-    figure, axes = _figure(title, x_label)
-    for number, (name, (x, y)) in enumerate(curves.items()):
+def picture_of(charts: Sequence[Chart]) -> bytes:
+    """A PNG of all charts, two beside each other. Raises ValueError when there are none."""
+    if not charts:
+        raise ValueError("there is nothing to draw")
+    columns = min(COLUMNS, len(charts))
+    rows = -(-len(charts) // columns)
+    figure = Figure(figsize=(4.4 * columns, 2.4 * rows), layout="constrained", facecolor=PAPER)
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for chart, axes in zip(charts, grid, strict=False):
+        _draw(chart, axes)
+    for axes in list(grid)[len(charts) :]:
+        axes.set_axis_off()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=90)
+    return picture.getvalue()
+
+
+def _draw(chart: Chart, axes: Axes) -> None:
+    for number, curve in enumerate(chart.curves):
         again, colour = divmod(number, len(COLOURS))
-        axes.plot(x, y, label=name, color=COLOURS[colour], linestyle="--" if again else "-", linewidth=1.5)
-    if log_y:
+        axes.plot(curve.steps, curve.values, label=curve.name, color=COLOURS[colour], ls="--" if again else "-", lw=1.4)
+    if chart.log_y:
         axes.set_yscale("log")
-    if len(curves) > 1:
-        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    return _svg(figure)
-
-
-def stacked_plot(title: str, x_label: str, x: Sequence[float], layers: Mapping[str, Sequence[float]]) -> str:
-    """Layers that add up, such as the phases of a step."""
-    figure, axes = _figure(title, x_label)
-    axes.stackplot(x, *layers.values(), labels=list(layers), colors=COLOURS, alpha=0.85, linewidth=0)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=2)
-    return _svg(figure)
-
-
-def interval_plot(title: str, points: Mapping[str, tuple[float, float, float]]) -> str:
-    """A share per name, in percent, with the ends of its interval."""
-    figure, axes = _figure(title, "")
-    values = [point[0] for point in points.values()]
-    below = [point[0] - point[1] for point in points.values()]
-    above = [point[2] - point[0] for point in points.values()]
-    bars = axes.bar(list(points), values, yerr=[below, above], color=COLOURS[0], ecolor=INK, capsize=6, width=0.5)
-    axes.bar_label(bars, [f"{value:.1f} %" for value in values], padding=3, fontsize=9, color=INK)
-    axes.set_ylim(0, 110)
-    return _svg(figure)
-
-
-def _figure(title: str, x_label: str) -> tuple[Figure, "mpl.axes.Axes"]:
-    figure = Figure(figsize=(5.2, 3.0), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=10, color=INK, loc="left", fontweight="bold")
-    axes.set_xlabel(x_label, fontsize=8, color=INK)
-    axes.tick_params(labelsize=8, colors=INK, length=0)
+    if len(chart.curves) > 1:
+        axes.legend(frameon=False, fontsize=7, labelcolor=INK)
+    axes.set_title(chart.title, fontsize=9, color=INK, loc="left", fontweight="bold")
+    axes.tick_params(labelsize=7, colors=INK, length=0)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
-    return figure, axes
-
-
-def _svg(figure: Figure) -> str:
-    text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "rollouts"}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg[svg.index("<svg") :], count=1)

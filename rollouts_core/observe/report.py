@@ -1,27 +1,51 @@
-"""The run report: one self-contained HTML file of accuracy, curves, stages, samples and config."""
+"""The run report: one self-contained HTML file, drawn from what lies in a run's results and nothing else.
+
+Decision: the page holds its data and its charts' library (uPlot, shipped with us under its licence) and loads nothing.
+It is written from files alone, so that `rollouts report` can write it again, beside another run, long after.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
+from rollouts_core.observe.assets import asset
+from rollouts_core.observe.charts import charts_of, mean_phases
 from rollouts_core.observe.evaluations import Compared, Evaluated, name_of
+from rollouts_core.observe.made import read_made
 from rollouts_core.observe.metrics import read_jsonl
-from rollouts_core.observe.runs import AccuracyRecord, RunRecord
+from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.viewer import VIEWER
 
 SAMPLES = 16
 MOST_SLICES = 40
+TRAININGS = {"sft": "SFT", "dpo": "DPO", "rl": "RL"}
 
 Records = Sequence[Mapping[str, Any]]
 
-WITHIN_OTHERS = (
-    "timing_s/step", "timing_s/reward", "timing_s/trainer_waiting", "timing_s/generation_waiting",
-    "timing_s/weight_sync",
-)  # fmt: skip
-"""Times that are the whole step, or part of one of its phases: they do not add up with these."""
+
+@dataclass(frozen=True)
+class Against:
+    """The run that this one is laid beside."""
+
+    run_id: str
+    results: Path
+    config_changes: Sequence[tuple[str, str, str]]
+    """Field, value here, value there."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a bar."""
+
+    name: str
+    seconds: float
+    percent: float
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,90 +61,59 @@ def write_report(
     record: RunRecord,
     results: Path,
     config: Mapping[str, Any],
-    plots: Sequence[str],
     evaluated: Sequence[Evaluated],
     compared: Sequence[Compared],
+    against: Against | None = None,
 ) -> Path:
-    """Write `report.html` into a run's results (see `tasks.sync` for what lies there); `plots` are SVG."""
+    """Write `report.html` into a run's results; beside another run, `report-against-<its id>.html`."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    charts = charts_of(results, against.results if against else None)
     points = [accuracy.point for accuracy in record.accuracies]
     page = environment.get_template("report.html.j2").render(
         record=record,
+        against=against,
         points=[name_of(point) for point in points],
-        plots=plots,
+        charts=_embedded([asdict(chart) for chart in charts]),
         evaluated=evaluated,
         compared=compared,
         most_slices=MOST_SLICES,
         samples=_samples([read_jsonl(results / "evaluation" / f"{point}.jsonl") for point in points]),
+        stage_times=_shares({stage.name: stage.seconds for stage in record.stages}, record),
+        phase_times=_phases(results),
+        made=read_made(results),
+        viewer=f"{VIEWER}/index.html" if (results / VIEWER).is_dir() else None,
         config=json.dumps(config, indent=2),
+        **{name: Markup(asset(file)) for name, file in PARTS.items()},
     )
-    path = results / "report.html"
+    path = results / (f"report-against-{against.run_id}.html" if against else "report.html")
     path.write_text(page)
     return path
 
 
-def draw_plots(accuracies: Sequence[AccuracyRecord], results: Path) -> list[str]:
-    """Accuracies and curves of a run's results, as SVG. Takes a second, most of it matplotlib's import."""
-    from rollouts_core.observe.plots import interval_plot, line_plot
-
-    sft, dpo, rl = (read_jsonl(results / f"{stage}_metrics.jsonl") for stage in ("sft", "dpo", "rl"))
-    plots = []
-    if accuracies:
-        shares = {name_of(a.point): (100 * a.accuracy, 100 * a.low, 100 * a.high) for a in accuracies}
-        plots.append(interval_plot("Held-out accuracy, 95 % interval", shares))
-    if sft:
-        plots.append(line_plot("SFT: loss per token", "step", {"loss": _curve(sft, "loss")}))
-    if dpo:
-        rewards = {name: _curve(dpo, f"rewards/{name}") for name in ("chosen", "rejected", "margins")}
-        plots += [
-            line_plot("DPO: implicit reward", "step", rewards),
-            line_plot("DPO: chosen above rejected", "step", {"share": _curve(dpo, "rewards/accuracies")}),
-        ]
-    if rl:
-        mismatch = {name: _curve(rl, f"sampling/sampling_logp_difference/{name}") for name in ("mean", "max")}
-        lengths = {name: _curve(rl, f"completions/{name}_length") for name in ("mean", "max")}
-        plots += [
-            line_plot(
-                "RL: reward", "step", {"reward": _curve(rl, "reward"), "within-group std": _curve(rl, "reward_std")}
-            ),
-            line_plot("RL: entropy", "step", {"entropy": _curve(rl, "entropy")}),
-            line_plot("RL: completion length", "step", lengths),
-            line_plot("RL: trainer - engine log-probability", "step", mismatch, log_y=True),
-            _timing("RL: seconds per step", rl),
-            *_episode_plots(rl),
-        ]
-    return plots
+PARTS = {
+    "style": "report.css", "script": "report.js", "theme": "theme.css",
+    "uplot": "uPlot.iife.min.js", "uplot_style": "uPlot.min.css",
+}  # fmt: skip
+"""Our own files, and the library's, that stand inside the page."""
 
 
-def _episode_plots(rl: Records) -> list[str]:
-    """Of what rewards are made of, and of episodes with tools, where there are any."""
-    from rollouts_core.observe.plots import line_plot
-
-    parts = [name for name in rl[-1] if name.startswith("rewards/") and name.endswith("/mean")]
-    plots = []
-    if parts:
-        curves = {name.split("/")[1]: _curve(rl, name) for name in parts}
-        plots.append(line_plot("RL: parts of the reward", "step", curves))
-    if "episodes/turns" in rl[-1]:
-        told = {"turns": "episodes/turns", "calls": "tools/call_frequency", "failed share": "tools/failure_frequency"}
-        curves = {name: _curve(rl, metric) for name, metric in told.items()}
-        plots.append(line_plot("RL: turns and calls of an episode", "step", curves))
-    return plots
+def _embedded(data: Any) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    return Markup(json.dumps(data).replace("<", "\\u003c"))
 
 
-def _curve(records: Records, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values; zeros are left out where a logarithm would meet them."""
-    kept = [record for record in records if name in record]
-    return [record["step"] for record in kept], [record[name] for record in kept]
+def _phases(results: Path) -> list[tuple[str, list[Share]]]:
+    """Of each training: where the time of a mean step went."""
+    found = {name: read_jsonl(results / f"{training}_metrics.jsonl") for training, name in TRAININGS.items()}
+    return [(name, _shares(mean_phases(records))) for name, records in found.items() if records]
 
 
-def _timing(title: str, records: Records) -> str:
-    from rollouts_core.observe.plots import stacked_plot
-
-    timed = [name for name in records[-1] if name.startswith("timing_s/")]
-    phases = [name for name in timed if not name.startswith(WITHIN_OTHERS)]
-    layers = {name.removeprefix("timing_s/"): [record.get(name, 0.0) for record in records] for name in phases}
-    return stacked_plot(title, "step", [record["step"] for record in records], layers)
+def _shares(seconds: Mapping[str, float], record: RunRecord | None = None) -> list[Share]:
+    """What took no time worth showing is left out."""
+    states = {stage.name: stage.state for stage in record.stages} if record else {}
+    whole = sum(seconds.values()) or 1.0
+    shares = [Share(name, of, 100 * of / whole, states.get(name, "")) for name, of in seconds.items()]
+    return [share for share in shares if share.percent >= 0.1]
 
 
 def _samples(by_point: Sequence[Records]) -> list[SampleRow]:

@@ -15,14 +15,14 @@ from typing import Any
 
 from rollouts_core.algorithms import PPO
 from rollouts_core.config import RLConfig
-from rollouts_core.data.messages import message_to_data
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of, read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.inference.choice import engine_for, shares_device
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.observe.health import Warnings
-from rollouts_core.observe.metrics import JSONLLogger, answer_record, keep_steps
+from rollouts_core.observe.metrics import JSONLLogger, keep_steps
+from rollouts_core.observe.rollout_records import sample_record
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.episodes import Acting
@@ -59,7 +59,7 @@ from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import Reference, reference_model, reference_server
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
 from rollouts_core.training.schedule import create_scheduler
-from rollouts_core.types import Prompt, Sample
+from rollouts_core.types import Prompt
 from rollouts_core.user_code import load_function
 
 
@@ -93,8 +93,9 @@ def run(work: Work) -> dict[str, float]:
             work.log.log(metrics, step.step)
             for warning in warnings.about(metrics, step.step):
                 print(warning, flush=True)
-            for sample in step.samples[: spec.training.log_samples]:
-                rollouts.log(sample_record(sample), step.step)
+            looked_at = slice(spec.training.log_samples)
+            for sample, advantages in zip(step.samples[looked_at], step.advantages[looked_at], strict=True):
+                rollouts.log(sample_record(sample, advantages, trainer.tokenizer), step.step)
             if spec.training.rollouts.keep_batches:
                 keep_batch(work.scratch / "batches", step)
             if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
@@ -112,22 +113,6 @@ def run(work: Work) -> dict[str, float]:
         shutil.copytree(work.scratch / "batches", work.out / "batches")
     work.session.warm[work.stage.key] = trainer
     return {"reward": metrics["reward"], "weight_version": metrics["weight_version"]} if metrics else {}
-
-
-def sample_record(sample: Sample) -> dict[str, Any]:
-    """What rollouts.jsonl tells of a sample."""
-    return {
-        **answer_record(sample),
-        "status": sample.status,
-        "rewards": dict(sample.rewards),
-        "tokens": list(sample.tokens),
-        "rollout_log_probs": list(sample.rollout_log_probs),
-        "weight_versions": list(sample.weight_versions),
-        "loss_mask": list(sample.loss_mask),
-        "messages": [message_to_data(message) for message in sample.trajectory.final.messages]
-        if sample.trajectory
-        else None,
-    }
 
 
 def _resume(work: Work, spec: RLSpec) -> tuple[Trainer, int]:

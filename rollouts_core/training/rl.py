@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollouts_core.data.collate import pack_batch
-from rollouts_core.data.tokenized import Example
+from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.observe.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
@@ -47,6 +47,8 @@ class RLStep:
     """Counted from 1 over the whole RL run."""
     samples: Sequence[Sample]
     metrics: Metrics
+    advantages: Sequence[Floats]
+    """Of each sample, one for each learnt token."""
 
 
 def run_rl_training(
@@ -93,7 +95,7 @@ def run_rl_training(
             **published,
             **timer.metrics(),
         }
-        yield RLStep(step, samples, metrics)
+        yield RLStep(step, samples, metrics, [example.streams["advantages"] for example in examples])
 
 
 def _with_old(

@@ -1,0 +1,146 @@
+"""What can be started and scheduled in Prefect's UI: a deployment for each config, one to evaluate, one for gc.
+
+Decision: `rollouts deploy` writes them all into one prefect.yaml beside `configs/` and lets Prefect's own command
+register that. So what the server was told can be read, and whoever knows Prefect can change it and deploy it again.
+A queue for each machine of the inventory, with as many runs at once as it has GPUs, keeps runs from piling up there;
+which run has which GPU is still for leases to say, whoever starts it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+
+from flows.preflight import check_server, place_store
+from infra.inventory import load_inventory
+from rollouts_core.config import MachineConfig, PipelineConfig
+from rollouts_core.config_files import load_config, to_data
+from rollouts_core.errors import BadInput, RolloutsError
+
+POOL = "rollouts"
+PREFECT_YAML = "prefect.yaml"
+DEPLOY_SECONDS = 300.0
+DEFAULT_QUEUE = "default"
+
+Deployment = Mapping[str, Any]
+
+
+def deploy_command(options: argparse.Namespace) -> int:
+    """Register with the server that is configured. Raises `BadInput` when there is none."""
+    url = PREFECT_API_URL.value()
+    if not url:
+        raise BadInput("PREFECT_API_URL is not set: name the server, as http://127.0.0.1:4200/api; or `rollouts up`")
+    check_server(url)
+    folder = options.configs.resolve()
+    deployments = deployments_of(read_configs(folder, options.store), folder.parent)
+    path = write_prefect_yaml(deployments, folder.parent)
+    register(path)
+    names = [str(deployment["name"]) for deployment in deployments]
+    if options.json:
+        print(json.dumps({"url": url, "file": str(path), "deployments": names}))
+        return 0
+    print(f"registered {', '.join(names)} from {path}")
+    print(f"next: `prefect worker start --pool {POOL}` where runs are to be led from")
+    return 0
+
+
+def read_configs(folder: Path, store: str | None) -> dict[str, PipelineConfig]:
+    """Every config of a folder by its file's name. Raises `BadInput` with the problems of all of them."""
+    configs: dict[str, PipelineConfig] = {}
+    problems: list[str] = []
+    for file in sorted([*folder.glob("*.py"), *folder.glob("*.json")]):
+        if file.name.startswith("_"):
+            continue
+        try:
+            configs[file.stem] = place_store(load_config(file), file, store)
+        except BadInput as error:
+            problems += [f"{file}: {problem}" for problem in error.problems]
+    if not configs and not problems:
+        problems = [f"{folder}: there is no config in it"]
+    if problems:
+        raise BadInput(problems)
+    return configs
+
+
+def deployments_of(configs: Mapping[str, PipelineConfig], folder: Path) -> list[Deployment]:
+    """As prefect.yaml tells them; `folder` is where their runs work."""
+    store = to_data(next(iter(configs.values())))["store"]
+    return [
+        *(
+            _deployment(
+                name,
+                "flows.post_train:post_train",
+                {"config": to_data(config), "start_again_from": []},
+                folder,
+                tags=["post-train", config.machine.kind],
+                queue=_queue_of(config.machine),
+            )
+            for name, config in configs.items()
+        ),
+        _deployment("evaluate", "flows.evaluate:evaluate_run", {"store": store}, folder, tags=["evaluate"]),
+        _deployment("gc", "flows.gc:gc", {"store": store, "dry_run": True}, folder, tags=["gc"]),
+    ]
+
+
+def write_prefect_yaml(deployments: Sequence[Deployment], folder: Path) -> Path:
+    path = folder / PREFECT_YAML
+    content = {"name": "rollouts", "deployments": [dict(deployment) for deployment in deployments]}
+    path.write_text(
+        "# Written by `rollouts deploy` from configs/; `prefect deploy --all` registers it as well.\n"
+        + yaml.safe_dump(content, sort_keys=False, width=100)
+    )
+    return path
+
+
+def register(prefect_yaml: Path) -> None:
+    """Make the work pool and its queues, then all that the file tells. Raises `RolloutsError` where Prefect fails."""
+    anyio.run(_make_pool, {name: max(1, host.gpus) for name, host in load_inventory().items()})
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_yaml)]
+    done = subprocess.run(command, cwd=prefect_yaml.parent, capture_output=True, text=True, timeout=DEPLOY_SECONDS)
+    if done.returncode != 0:
+        raise RolloutsError(f"`prefect deploy` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def _deployment(
+    name: str, entrypoint: str, parameters: Mapping[str, Any], folder: Path, tags: Sequence[str], queue: str = ""
+) -> Deployment:
+    return {
+        "name": name,
+        "entrypoint": entrypoint,
+        "parameters": dict(parameters),
+        "tags": ["rollouts", *tags],
+        "work_pool": {
+            "name": POOL,
+            "work_queue_name": queue or DEFAULT_QUEUE,
+            "job_variables": {"working_dir": str(folder), "env": {}},
+        },
+    }
+
+
+def _queue_of(machine: MachineConfig) -> str:
+    return machine.name or DEFAULT_QUEUE
+
+
+async def _make_pool(limits: Mapping[str, int]) -> None:
+    """The work pool, and a queue for each machine with its limit."""
+    async with get_client() as client:
+        try:
+            await client.read_work_pool(POOL)
+        except ObjectNotFound:
+            await client.create_work_pool(WorkPoolCreate(name=POOL, type="process", description="Runs of rollouts."))
+        for machine, limit in limits.items():
+            try:
+                queue = await client.read_work_queue_by_name(machine, POOL)
+            except ObjectNotFound:
+                queue = await client.create_work_queue(machine, work_pool_name=POOL)
+            await client.update_work_queue(queue.id, concurrency_limit=limit)
