@@ -22,6 +22,11 @@ STAGES = [
     "evaluate-base", "evaluate-sft", "evaluate-rl", "sync", "report",
 ]  # fmt: skip
 WITH_ARTIFACT = [name for name in STAGES if name not in ("provision", "serve", "sync", "report")]
+SHOWN = {
+    "tokenize": "tokenize", "sft": "sft", "rl-1": "rl 1/2", "rl-2": "rl 2/2", "bootstrap": "bootstrap",
+    "evaluate-base": "evaluate base", "evaluate-sft": "evaluate sft", "evaluate-rl": "evaluate rl",
+}  # fmt: skip
+"""What Prefect calls a stage, behind the config's name."""
 
 Rollouts = Callable[..., Done]
 
@@ -34,6 +39,12 @@ def prefect_states(server: str, flow_run_id: str) -> dict[str, tuple[str, str]]:
     """Task name to state name and type, as the Prefect UI would show them."""
     runs = post(server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
     return {run["name"]: (run["state"]["name"], run["state"]["type"]) for run in runs}
+
+
+def artifacts_of(server: str, flow_run_id: str) -> dict[str, str]:
+    """What the run shows in Prefect's UI, by key, as text."""
+    found = post(server, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}, "limit": 100})
+    return {artifact["key"]: str(artifact["data"]) for artifact in found}
 
 
 def post(server: str, path: str, body: dict[str, Any]) -> Any:
@@ -67,7 +78,7 @@ def test_a_run_its_results_and_the_run_after_it(
     sample = read_jsonl(results / "rollouts.jsonl")[0]
     assert len(sample["rollout_log_probs"]) == len(sample["weight_versions"])
     page = (results / "report.html").read_text()
-    assert "<svg" in page
+    assert (results / "viewer" / "index.html").is_file()
     assert "after RL" in page
     assert not any(outside in page for outside in ("<script src", "<link", "<img", "@import"))
     assert set(prefect_states(prefect_server, record["flow_run_id"]).values()) == {
@@ -76,15 +87,21 @@ def test_a_run_its_results_and_the_run_after_it(
     }
     logs = post(prefect_server, "/logs/filter", {"logs": {"flow_run_id": {"any_": [record["flow_run_id"]]}}})
     assert any("accuracy" in line["message"] for line in logs)
-    progress = post(prefect_server, "/artifacts/filter", {"artifacts": {"type": {"any_": ["progress"]}}})
-    assert {"sft-progress", "rl-2-progress"} <= {artifact["key"] for artifact in progress}
+    shown = artifacts_of(prefect_server, record["flow_run_id"])
+    assert {"plan", "sft-progress", "sft-metrics", "rl-2-progress", "rl-2-metrics", "rl-2-rollouts", "accuracy"} <= set(
+        shown
+    )
+    assert "data:image/png;base64," in shown["rl-2-metrics"]
+    assert "entropy" in shown["rl-2-metrics"]
+    assert str(results / "viewer" / "index.html") in shown["report"]
 
     again = rollouts("run", config, "--json")
     assert again.status == 0
     assert {states(again.json())[name] for name in WITH_ARTIFACT} == {"Cached"}
     assert again.json()["accuracies"] == record["accuracies"]
     shown = prefect_states(prefect_server, again.json()["flow_run_id"])
-    assert {shown[name] for name in WITH_ARTIFACT} == {("Cached", "COMPLETED")}
+    assert {shown[f"small · {SHOWN[name]}"] for name in WITH_ARTIFACT} == {("Cached", "COMPLETED")}
+    assert "to run" not in artifacts_of(prefect_server, again.json()["flow_run_id"])["plan"]
 
     listed = rollouts("runs")
     assert [line.split()[0] for line in listed.out.splitlines()] == [again.json()["run_id"], record["run_id"]]

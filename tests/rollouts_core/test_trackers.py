@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from rollouts_core.errors import BadInput
 from rollouts_core.observe.trackers import check_tracking, trackers
 from tasks.events import StageProgress, announce
 from tasks.tracking import _Passing, tracking
+
+WRITE_SECONDS = 30.0
 
 
 def test_tensorboard_reads_what_was_announced(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
@@ -34,6 +37,9 @@ def test_wandb_writes_its_file_without_a_network(tmp_path: Path, monkeypatch: py
     with trackers(TrackingConfig(wandb="a-project"), tmp_path, "a-run", {"seed": 3}) as found:
         found["wandb"].log({"rl/reward": 0.25}, 51)
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    end = time.monotonic() + WRITE_SECONDS  # its own process flushes the file a moment after `finish`
+    while b"rl/reward" not in file.read_bytes() and time.monotonic() < end:
+        time.sleep(0.05)
     written = file.read_bytes()
     for told in (b"rl/reward", b"0.25", b"rl/step", b"51"):
         assert told in written
