@@ -1,15 +1,13 @@
 """What can be started and scheduled in Prefect's UI: a deployment for each config, one to evaluate, one for gc.
 
-Decision: `rollouts deploy` writes them all into one prefect.yaml beside `configs/` and lets Prefect's own command
-register that. So what the server was told can be read, and whoever knows Prefect can change it and deploy it again.
-A queue for each machine of the inventory, with as many runs at once as it has GPUs, keeps runs from piling up there;
-which run has which GPU is still for leases to say, whoever starts it.
+Decision: what is registered is one value, which is written as prefect.yaml beside `configs/` as well. So what the
+server was told can be read, and whoever knows Prefect can change it and give it to `prefect deploy`. A queue for each
+machine of the inventory, with as many runs at once as it has GPUs, keeps runs from piling up there; which run has which
+GPU is still for leases to say, whoever starts it.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,20 @@ from typing import Any
 import anyio
 import yaml
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
+from flows.forms import filled_in
 from flows.preflight import check_server, place_store
 from infra.inventory import load_inventory
 from rollouts_core.config import MachineConfig, PipelineConfig
 from rollouts_core.config_files import load_config, to_data
-from rollouts_core.errors import BadInput, RolloutsError
+from rollouts_core.errors import BadInput
 
 POOL = "rollouts"
 PREFECT_YAML = "prefect.yaml"
-DEPLOY_SECONDS = 300.0
 DEFAULT_QUEUE = "default"
 
 Deployment = Mapping[str, Any]
@@ -44,7 +43,7 @@ def deploy_command(options: argparse.Namespace) -> int:
     folder = options.configs.resolve()
     deployments = deployments_of(read_configs(folder, options.store), folder.parent)
     path = write_prefect_yaml(deployments, folder.parent)
-    register(path)
+    register(deployments)
     names = [str(deployment["name"]) for deployment in deployments]
     if options.json:
         print(json.dumps({"url": url, "file": str(path), "deployments": names}))
@@ -102,13 +101,32 @@ def write_prefect_yaml(deployments: Sequence[Deployment], folder: Path) -> Path:
     return path
 
 
-def register(prefect_yaml: Path) -> None:
-    """Make the work pool and its queues, then all that the file tells. Raises `RolloutsError` where Prefect fails."""
-    anyio.run(_make_pool, {name: max(1, host.gpus) for name, host in load_inventory().items()})
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_yaml)]
-    done = subprocess.run(command, cwd=prefect_yaml.parent, capture_output=True, text=True, timeout=DEPLOY_SECONDS)
-    if done.returncode != 0:
-        raise RolloutsError(f"`prefect deploy` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
+def register(deployments: Sequence[Deployment]) -> None:
+    """Make the work pool and its queues, then all deployments; those of the same name are replaced."""
+    limits = {name: max(1, host.gpus) for name, host in load_inventory().items()}
+    anyio.run(_register, [_for_prefect(deployment) for deployment in deployments], limits)
+
+
+async def _register(deployments: Sequence[RunnerDeployment], limits: Mapping[str, int]) -> None:
+    await _make_pool(limits)
+    async with get_client() as client:
+        for deployment in deployments:
+            made = await client.read_deployment(await deployment.aapply())
+            schema = filled_in(made.parameter_openapi_schema or {}, made.parameters)
+            await client.update_deployment(made.id, DeploymentUpdate(parameter_openapi_schema=schema))
+
+
+def _for_prefect(told: Deployment) -> RunnerDeployment:
+    pool = told["work_pool"]
+    return RunnerDeployment.from_entrypoint(
+        told["entrypoint"],
+        told["name"],
+        parameters=told["parameters"],
+        tags=told["tags"],
+        work_pool_name=pool["name"],
+        work_queue_name=pool["work_queue_name"],
+        job_variables=pool["job_variables"],
+    )
 
 
 def _deployment(

@@ -46,13 +46,16 @@ def up_command(options: argparse.Namespace) -> int:
     outputs = outputs_of(next(iter(configs.values())))
     outputs.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **_settings(url), PAGES: pages}
+    environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # of this command; the logs of these are files
     with ExitStack() as running:
         start = _Starter(running, logs, environment)
         server = start("server", "-m", "prefect", "server", "start", *LOOPBACK, "--port", str(options.port))
         wait_until_healthy(f"{url}/api", server, str(logs / "server.log"))
         start("pages", "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(outputs), str(pages_port))
         running.enter_context(temporary_settings({PREFECT_API_URL: f"{url}/api"}))
-        register(write_prefect_yaml(deployments_of(configs, folder), folder))
+        deployments = deployments_of(configs, folder)
+        write_prefect_yaml(deployments, folder)
+        register(deployments)
         tell_lost_runs()
         start("worker", *WORKER)
         _say(options, url, pages, list(configs), logs)

@@ -105,7 +105,8 @@ def _embedded(data: Any) -> Markup:
 def _phases(results: Path) -> list[tuple[str, list[Share]]]:
     """Of each training: where the time of a mean step went."""
     found = {name: read_jsonl(results / f"{training}_metrics.jsonl") for training, name in TRAININGS.items()}
-    return [(name, _shares(mean_phases(records))) for name, records in found.items() if records]
+    bars = [(name, _shares(mean_phases(records))) for name, records in found.items() if records]
+    return [(name, shares) for name, shares in bars if shares]
 
 
 def _shares(seconds: Mapping[str, float], record: RunRecord | None = None) -> list[Share]:

@@ -1,5 +1,6 @@
 "use strict";
 // Draws the page's charts, again whenever their width or the colour scheme changes.
+const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const cards = charts.map((chart) => {
   const card = document.createElement("div");
@@ -49,7 +50,7 @@ function draw(entry) {
     width, height: 190, series: [{ label: "step" }, ...series],
     scales: { x: { time: false }, y: { distr: chart.log_y ? 3 : 1 } },
     axes: [
-      { ...axis, size: 28 },
+      { ...axis, size: 28, incrs: STEPS },
       { ...axis, size: 52, values: (_, ticks) => ticks.map(shown) },
     ],
     cursor: { y: false, drag: { x: true, y: false } },

@@ -222,7 +222,7 @@ function drawChart() {
   chart = new uPlot({
     width: get("chart").clientWidth - 32, height: 110, scales: { x: { time: false } },
     series: [{ label: "step" }, { label: "all", stroke: resolved("--c6"), width: 1, spanGaps: true }, { label: "shown", stroke: resolved("--c0"), width: 1.8, spanGaps: true }],
-    axes: [{ ...axis, size: 24 }, { ...axis, size: 44 }], legend: { show: false },
+    axes: [{ ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5] }, { ...axis, size: 44 }], legend: { show: false },
     cursor: { drag: { x: true, y: false, setScale: false } },
     hooks: { setSelect: [(plot) => {
       if (plot.select.width < 3) return;
