@@ -163,6 +163,7 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     finally:
         if not ended:
             end_job(job.name, machine)
+            logger.warning("ended job %s on %s; a retry goes on from what it has committed", job.name, machine.name)
         if not ended or job.name not in session.cursors:
             end_ranks(job.name, session.peers)
 
@@ -171,9 +172,6 @@ def end_job(job: str, machine: Machine) -> None:
     """Cancel it; where its machine is away, say so and leave it to its limits."""
     try:
         machine.cancel(job)
-        logger.warning(
-            "ended job %s on %s; what it had committed stays, and a retry goes on from it", job, machine.name
-        )
     except Unreachable as error:
         logger.warning("%s: job %s may run on there; `rollouts cancel` ends it when the machine is back", error, job)
 

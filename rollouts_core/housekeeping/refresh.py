@@ -20,7 +20,7 @@ def stages_to_refresh(plan: Plan, names: Sequence[str]) -> list[Stage]:
     """
     known = {stage.name for stage in plan.stages} | {stage.kind for stage in plan.stages}
     if unknown := [name for name in names if name not in known]:
-        raise BadInput([f"--refresh {name}: no such stage; there are {', '.join(sorted(known))}" for name in unknown])
+        raise BadInput([f"no stage {name!r} to make again; there are {', '.join(sorted(known))}" for name in unknown])
     return dependents(plan, [stage for stage in plan.stages if stage.name in names or stage.kind in names])
 
 
@@ -35,7 +35,7 @@ def discard_stages(stages: Sequence[Stage], store: Store, run_id: str) -> None:
         problems += [f"{name} is being made by {making[name]}"] if name in making else []
         problems += [f"{name} is used by the live run {run.run_id}" for run in others if name in artifacts_of(run)]
     if problems:
-        raise BadInput(problems, "--refresh")
+        raise BadInput(problems, "stages to make again")
     for stage in stages:
         store.discard(stage.artifact)
         drop_work(store.home, stage.artifact)

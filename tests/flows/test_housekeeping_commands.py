@@ -24,7 +24,7 @@ def test_looking_after_a_store(rollouts: Rollouts, config_file: Callable[..., Pa
     artifact = f"sft-{keys['sft'][:16]}"
     whole = rollouts("verify")
     assert whole.status == 0
-    assert {line.partition("-")[0] for line in whole.out.splitlines()} == {"bootstrap", "tokenize", "sft", "report"}
+    assert {line.partition("-")[0] for line in whole.out.splitlines()} == {"bootstrap", "tokenize", "sft"}
 
     weights = tmp_path / ".rollouts" / "artifacts" / artifact / "files" / "policy" / "model.safetensors"
     weights.chmod(0o644)
@@ -46,7 +46,7 @@ def test_looking_after_a_store(rollouts: Rollouts, config_file: Callable[..., Pa
     assert refreshed.json()["refreshed"] == ["tokenize", "sft"]
     wrong = rollouts("run", config, "--refresh", "stf")
     assert wrong.status == 1
-    assert "no such stage; there are sft, tokenize" in wrong.err
+    assert "to make again; there are sft, tokenize" in wrong.err
 
     difference = rollouts("diff", first["run_id"], again.json()["run_id"]).out
     assert "sft.weight_decay" in difference

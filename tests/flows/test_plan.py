@@ -128,3 +128,9 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_shell_completes_commands(rollouts: Rollouts) -> None:
+    script = rollouts("completion", "bash")
+    assert script.status == 0
+    assert all(command in script.out for command in ("lineage", "deploy", "--against"))

@@ -95,8 +95,8 @@ def test_a_run_its_results_and_the_run_after_it(
     assert "entropy" in shown["rl-2-metrics"]
     assert str(results / "viewer" / "index.html") in shown["report"]
 
-    again = rollouts("run", config, "--json")
-    assert again.status == 0
+    again = rollouts("run", config, "--json", "--quiet")
+    assert (again.status, again.err) == (0, "")
     assert {states(again.json())[name] for name in WITH_ARTIFACT} == {"Cached"}
     assert again.json()["accuracies"] == record["accuracies"]
     shown = prefect_states(prefect_server, again.json()["flow_run_id"])
@@ -108,6 +108,13 @@ def test_a_run_its_results_and_the_run_after_it(
     assert rollouts("show", record["run_id"], "--json").json() == record
     assert "after RL" in rollouts("show", record["run_id"]).out
     assert rollouts("show", "nothing").status == 1
+
+    beside = rollouts("report", again.json()["run_id"], "--against", record["run_id"], "--json")
+    assert beside.status == 0, beside.err
+    page = Path(beside.json()["report"])
+    assert page.name == f"report-against-{record['run_id']}.html"
+    assert "(other)" in page.read_text()
+    assert "no difference" in page.read_text()
 
     longer = rollouts("plan", config, "--set", "rl.steps=6", "--json").json()
     assert [row["stage"] for row in longer if row["state"] == "to run"] == ["rl-3", "evaluate-rl"]

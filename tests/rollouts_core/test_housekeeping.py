@@ -133,7 +133,7 @@ def test_refresh_takes_a_stage_and_what_depends_on_it(small_config: dict[str, An
     assert [stage.name for stage in stages_to_refresh(stages, ["evaluate"])] == [e.name for e in stages.evaluate]
     assert stages_to_refresh(stages, ["tokenize"]) == list(stages.stages)
     assert stages_to_refresh(stages, []) == []
-    with pytest.raises(BadInput, match="no such stage; there are evaluate, evaluate-base"):
+    with pytest.raises(BadInput, match="to make again; there are evaluate, evaluate-base"):
         stages_to_refresh(stages, ["rl-9"])
 
 
