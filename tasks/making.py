@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -25,7 +25,7 @@ from rollouts_core.stages.why import explain_stage
 from rollouts_core.store.elsewhere import all_manifests
 from rollouts_core.store.manifest import ArtifactId
 from tasks.events import StageChanged, StageLine, StageProgress, announce
-from tasks.showing import show_stage
+from tasks.showing import show_failure, show_stage
 
 PROGRESS_SECONDS = 2.0
 """Prefect's progress bars are moved at most this often."""
@@ -98,7 +98,7 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
             raise ValueError(
                 f"{stage.name} is not made from {ref.artifact.directory}: the flow hands on the wrong artifact"
             )
-    with recorded(session.run, stage.name, stage.key) as outcome:
+    with recorded(session.run, stage.name, stage.key) as outcome, _failure_shown(stage):
         if was_found(stage, chain, session):
             outcome.state = "Cached"
             return cached(stage.artifact)
@@ -128,6 +128,16 @@ def run_name() -> str:
     kind, _, rest = stage.name.partition("-")
     of = f"/{len(given['segments'])}" if "segments" in given else ""
     return f"{config} · {kind} {rest}{of}".rstrip()
+
+
+@contextmanager
+def _failure_shown(stage: Stage) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        with suppress(HTTPError):  # the task's state tells it all the same
+            show_failure(stage.name, error)
+        raise
 
 
 def _show(stage: Stage, session: MachineSession) -> None:

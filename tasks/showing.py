@@ -48,6 +48,11 @@ def show_stage(stage: Stage, machine: MachineSession) -> None:
         _show_rollouts(stage.name, _records(stage, machine, "rollouts.jsonl"))
 
 
+def show_failure(stage: str, error: Exception) -> None:
+    """Why a stage failed: its last log lines, and what to do."""
+    create_markdown_artifact(f"```\n{error}\n```", key="failed", description=f"{stage} failed")
+
+
 def show_accuracies(record: RunRecord) -> None:
     rows = [
         {

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rollouts_core.config_files import from_data
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.stage import stage_from_data, stage_to_data
 from rollouts_core.store.fingerprint import code_fingerprint
+from tests.conftest import Done
 
 ALL = {"tokenize", "sft", "rl-1", "rl-2", "evaluate-base", "evaluate-sft", "evaluate-rl"}
 
@@ -130,7 +132,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_shell_completes_commands(rollouts: Rollouts) -> None:
+def test_a_shell_completes_commands(rollouts: Callable[..., Done]) -> None:
     script = rollouts("completion", "bash")
     assert script.status == 0
     assert all(command in script.out for command in ("lineage", "deploy", "--against"))

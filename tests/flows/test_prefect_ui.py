@@ -251,6 +251,8 @@ def test_a_failed_stage_says_why_and_retry_goes_on_from_it(up: Up, browser: Brow
     expect(page.get_by_text("the reward's service is out of order").first).to_be_visible()
     expect(page.get_by_text("what to do").first).to_be_visible()
     keep(page, "ui-failed")
+    page.get_by_role("tab", name="Artifacts").click()
+    expect(page.get_by_text("rl-1 failed")).to_be_visible()
     flag.unlink()
     choose_in_menu(page, "Retry", "Retry")
     until(lambda: up.call(f"/flow_runs/{run}")["state_type"] != "FAILED", "the retry")
