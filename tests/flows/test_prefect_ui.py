@@ -55,9 +55,9 @@ class Up:
         return found
 
     def tasks(self, run: str) -> dict[str, str]:
-        """The state of each task of a run, as the UI names both."""
+        """The state of each task of a run, as the UI names both; of its last attempt, where it was retried."""
         found = self.call("/task_runs/filter", {"task_runs": {"flow_run_id": {"any_": [run]}}})
-        return {task["name"]: task["state_name"] for task in found}
+        return {task["name"]: task["state_name"] for task in sorted(found, key=lambda of: of["flow_run_run_count"])}
 
     def wait(self, run: str, state: str) -> dict[str, Any]:
         def there() -> dict[str, Any] | None:
