@@ -1,8 +1,9 @@
 """`rollouts up`: a Prefect server, a worker and the pages of runs, in the foreground, for as long as it runs.
 
 Decision: all three are processes that the kernel ends with this one, however it ends (see `supervisor`); none is left
-behind to be found by `ps`. Everything listens on this machine alone. The server keeps its data in Prefect's own home,
-so runs, schedules and their logs are there again the next time.
+behind to be found by `ps`. Each is a process group of its own, so that a terminal's Ctrl-C reaches this one alone,
+which then ends the runs while there is still a server to tell. Everything listens on this machine alone. The server
+keeps its data in Prefect's own home, so runs, schedules and their logs are there again the next time.
 """
 
 import argparse
@@ -62,7 +63,8 @@ def up_command(options: argparse.Namespace) -> int:
         try:
             return start.wait()
         finally:
-            cancel_runs()
+            if server.poll() is None:
+                cancel_runs()
 
 
 class _Starter:
@@ -75,7 +77,7 @@ class _Starter:
     def __call__(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
         log = self._running.enter_context((self._logs / f"{name}.log").open("w"))
         command = [sys.executable, supervisor.__file__, str(os.getpid()), sys.executable, *arguments]
-        process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, process_group=0)
         self._running.callback(stop, process)
         self._started[name] = process
         return process

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,14 +127,22 @@ def up(tmp_path_factory: pytest.TempPathFactory, addition: Path, flag: Path) -> 
     (folder / "machines.toml").write_text('[gpu1]\nhost = "10.0.0.5"\ngpus = 4\n')
     environment.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-m", "flows.cli", "up", "--json", "--port", str(free_port())]
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout is not None
     try:
         told = json.loads(process.stdout.readline())
         yield Up(process, told["url"], told["pages"], folder)
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(DEADLINE)
+        press_ctrl_c(process)
+
+
+def press_ctrl_c(process: "subprocess.Popen[str]") -> int:
+    """As a terminal does: everything in the foreground is told."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    return process.wait(DEADLINE)
 
 
 @pytest.fixture(scope="module")
@@ -328,8 +337,7 @@ def test_what_is_up_goes_with_its_runs(up: Up) -> None:
     _start(up, "long")
     jobs = str(up.folder / ".rollouts" / "jobs")
     until(lambda: _processes(jobs), "RL's process")
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(DEADLINE) == 130
+    assert press_ctrl_c(up.process) == 130
     until(lambda: not _processes(jobs), "the end of its processes")
     assert not _processes(up.url.rpartition(":")[2])
 
