@@ -30,6 +30,7 @@ os.environ["MKL_CBWR"] = "AUTO"  # as in jobs
 os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread
 SERVER_DEADLINE = 120.0
 COMMAND_DEADLINE = 300.0
+UNTIL_SECONDS = 240.0
 
 
 @pytest.hookimpl(trylast=True)
@@ -198,6 +199,15 @@ def rollouts(command_environment: dict[str, str], tmp_path: Path) -> Callable[..
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """What the condition comes to, once it comes to something."""
+    end = time.monotonic() + UNTIL_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited too long for {what}"
+        time.sleep(0.1)
+    return found
 
 
 def free_port() -> int:

@@ -3,20 +3,18 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import job_process
+from tests.conftest import job_process, until
 from tests.hosts import HostMachine
 
 pytestmark = pytest.mark.slow
 
 Hosts = tuple[HostMachine, HostMachine]
-DEADLINE = 120.0
 SERVE = "from flows.post_train import post_train; post_train.serve(name='test', print_starting_message=False)"
 
 
@@ -35,14 +33,6 @@ def prefect(command_environment: dict[str, str], tmp_path: Path) -> Iterator[Cal
     yield prefect
     server.terminate()
     server.wait(30)
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited too long for {what}"
-        time.sleep(0.2)
-    return found
 
 
 def test_cancelling_ends_the_process_on_the_host(

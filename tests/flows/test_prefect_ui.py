@@ -6,10 +6,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.addition import MODEL
 from tests.browser import keep, open_page, running_browser
-from tests.conftest import free_port
+from tests.conftest import free_port, until
 
 pytestmark = pytest.mark.slow
 
@@ -68,14 +67,6 @@ class Up:
             return now if ended else None
 
         return until(there, f"{state} of the run")  # type: ignore[no-any-return]
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited too long for {what}"
-        time.sleep(0.3)
-    return found
 
 
 def _answered(request: urllib.request.Request) -> tuple[Any] | None:

@@ -7,11 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import Done, job_process
+from tests.conftest import Done, job_process, until
 from tests.hosts import HostMachine
 from tests.rollouts_core.test_resume import TWICE
 
@@ -49,14 +48,6 @@ def start(
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited too long for {what}"
-        time.sleep(0.05)
-    return found
 
 
 def training_on(host: HostMachine) -> Path:
