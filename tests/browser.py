@@ -15,7 +15,7 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-PATIENCE = 20_000
+PATIENCE = 60_000
 """Milliseconds that the browser waits for something to appear."""
 SCREENSHOTS = Path(os.environ.get("ROLLOUTS_SCREENSHOTS") or Path(tempfile.gettempdir()) / "rollouts-screenshots")
 
