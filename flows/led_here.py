@@ -20,36 +20,32 @@ LOOK_SECONDS = 0.5
 LOST = "What led this run was killed. Retry goes on from what was committed."
 
 
-def cancel_runs() -> int:
-    """Cancel every run under way, and wait until they have ended, or a minute. Returns how many there were."""
-    return anyio.run(_cancel_runs)
+def cancel_runs() -> None:
+    """Cancel every run under way, and wait until they have ended, or a minute."""
+    anyio.run(_cancel_runs)
 
 
-def tell_lost_runs() -> int:
-    """Call what a worker that was killed had under way crashed, so that it can be retried. Returns how many there were.
+def tell_lost_runs() -> None:
+    """Call what a worker that was killed had under way crashed, so that it can be retried.
 
     To be called before a worker is started, where no other worker serves the pool.
     """
-    return anyio.run(_tell_lost_runs)
+    anyio.run(_tell_lost_runs)
 
 
-async def _cancel_runs() -> int:
+async def _cancel_runs() -> None:
     async with get_client() as client:
-        found = await _under_way(client)
-        for run in found:
+        for run in await _under_way(client):
             await client.set_flow_run_state(run.id, Cancelling())
         with anyio.move_on_after(END_SECONDS):
             while await _under_way(client):
                 await anyio.sleep(LOOK_SECONDS)
-        return len(found)
 
 
-async def _tell_lost_runs() -> int:
+async def _tell_lost_runs() -> None:
     async with get_client() as client:
-        found = await _under_way(client)
-        for run in found:
+        for run in await _under_way(client):
             await client.set_flow_run_state(run.id, Crashed(message=LOST), force=True)
-        return len(found)
 
 
 async def _under_way(client: PrefectClient) -> list[FlowRun]:

@@ -11,6 +11,16 @@ from rollouts_core.stages.specs import TokenizerSpec
 
 VOCABULARY = 24
 CONTEXT = 48
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+"""Of a tiny decoder of any family."""
 
 
 def tiny_model(seed: int = 0, architecture: Any = None, **changes: Any) -> Any:
@@ -21,17 +31,7 @@ def tiny_model(seed: int = 0, architecture: Any = None, **changes: Any) -> Any:
 
 
 def tiny_architecture(**changes: Any) -> Qwen2Config:
-    shape: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": CONTEXT,
-        "initializer_range": 0.3,
-    }
-    return Qwen2Config(**shape | changes)
+    return Qwen2Config(**SHAPE | {"max_position_embeddings": CONTEXT} | changes)
 
 
 @cache

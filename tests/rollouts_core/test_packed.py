@@ -17,18 +17,9 @@ from rollouts_core.errors import BadInput
 from rollouts_core.training import policy as policy_module
 from rollouts_core.training.packed import _Padded, padding_of
 from rollouts_core.training.policy import Policy, head_scores
-from tests.rollouts_core.models import CONTEXT, VOCABULARY, tiny_model
+from tests.rollouts_core.models import CONTEXT, SHAPE, VOCABULARY, tiny_model
 
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
-}
+SMALL = SHAPE | {"max_position_embeddings": CONTEXT}
 ARCHITECTURES = {
     "qwen2": Qwen2Config(**SMALL),
     "qwen2 tied": Qwen2Config(**SMALL, tie_word_embeddings=True),

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -11,22 +10,13 @@ from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.training.weight_sync import sync_weights_to_engines
-from tests.rollouts_core.models import CONTEXT, VOCABULARY, tiny_model
+from tests.rollouts_core.models import CONTEXT, SHAPE, VOCABULARY, tiny_model
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-}
 ARCHITECTURES = {
     "qwen2": None,
-    "qwen3": Qwen3Config(head_dim=8, **SIZES),
-    "llama": LlamaConfig(**SIZES),
-    "mistral": MistralConfig(sliding_window=None, **SIZES),
+    "qwen3": Qwen3Config(head_dim=8, **SHAPE),
+    "llama": LlamaConfig(**SHAPE),
+    "mistral": MistralConfig(sliding_window=None, **SHAPE),
 }
 """The last one runs through transformers' own forward pass."""
 
