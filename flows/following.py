@@ -78,13 +78,15 @@ def _jobs(record: RunRecord, stage: str | None) -> Sequence[JobRecord]:
     for job in record.jobs:
         if stage in (None, job.stage):
             first = found.setdefault((job.machine, job.job), job)
-            found[job.machine, job.job] = replace(first, log=min(first.log, job.log))
+            begins = [log for log in (first.log, job.log) if log is not None]
+            found[job.machine, job.job] = replace(first, log=min(begins, default=None))
     return list(found.values())
 
 
 def _lines(machine: Machine, job: JobRecord, follow: bool) -> Iterator[str]:
     lines = Lines()
-    for seen in watching(machine, job.job, Offsets(log=job.log, metrics=BEYOND), PATIENCE):
+    begins = machine.attempt(job.job).log if job.log is None else job.log
+    for seen in watching(machine, job.job, Offsets(log=begins, metrics=BEYOND), PATIENCE):
         if isinstance(seen, LogLine):
             yield seen.text
             continue

@@ -58,9 +58,9 @@ def up_command(options: argparse.Namespace) -> int:
         write_prefect_yaml(deployments, folder)
         register(deployments)
         tell_lost_runs()
-        start("worker", *WORKER)
-        _say(options, url, pages, list(configs), logs)
         try:
+            start("worker", *WORKER)
+            _say(options, url, pages, list(configs), logs)
             return start.wait()
         finally:
             if server.poll() is None:

@@ -83,11 +83,7 @@ def build(session: MachineSession, packages: Packages, place: Path, check: str) 
         BUILD_SECONDS,
         BUILD_SECONDS,
     )
-    if isinstance(machine, SSHMachine):
-        machine.start_beside(job)
-    else:
-        machine.start(job)
-    yield from followed_build(machine, job, "the servers' environment")
+    yield from followed_build(machine, job, session, "serve", "the servers' environment")
 
 
 def host_command(session: MachineSession, part: str) -> list[str]:

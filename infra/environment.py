@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -25,7 +25,8 @@ from packaging.requirements import Requirement
 from infra.errors import JobFailed, MachineError
 from infra.follow import Lines, LogLine, watching
 from infra.host.trees import Entry, tree_name
-from infra.machine import Job, Machine
+from infra.jobs import MachineSession
+from infra.machine import Job, JobStatus, Machine
 from infra.shipping import tree_of
 from infra.ssh_machine import SSHMachine
 from infra.sync import send_tree
@@ -64,12 +65,12 @@ def check_environment(store: Store) -> None:
     _record(store, environment_artifact(), described, json.loads(done.stdout), began)
 
 
-def prepare_environment(machine: SSHMachine, store: Store) -> Iterator[str | ArtifactId]:
+def prepare_environment(machine: SSHMachine, session: MachineSession) -> Iterator[str | ArtifactId]:
     """Send the library, find or build the host's environment; yields the installer's lines, then the artifact.
 
     Raises `BadInput` when a file of pins or wheels is missing, `MachineError` with the installer's last lines.
     """
-    began = time.perf_counter()
+    began, store = time.perf_counter(), session.store
     machine.ship_library()
     if machine.remote.host.environment == "own":
         yield _own(machine, store, began)
@@ -86,7 +87,7 @@ def prepare_environment(machine: SSHMachine, store: Store) -> Iterator[str | Art
     machine.python = f"{place}/bin/python"
     found = machine.remote.call("built", key=artifact.key[:16])
     if found is None:
-        yield from _build(machine, place, pins, wheels)
+        yield from _build(machine, session, place, pins, wheels)
         found = machine.remote.call("built", key=artifact.key[:16])
     if found is None:
         raise MachineError(f"{machine.name}: its environment was built and is gone")
@@ -126,7 +127,9 @@ def installed_pins() -> list[str]:
     return [f"{name}=={version}" for name, version in sorted(pins.items())]
 
 
-def _build(machine: SSHMachine, place: str, pins: list[str], wheels: Sequence[Entry]) -> Iterator[str]:
+def _build(
+    machine: SSHMachine, session: MachineSession, place: str, pins: list[str], wheels: Sequence[Entry]
+) -> Iterator[str]:
     directory = machine.remote.host.wheels
     spec = {"place": place, "requirements": pins, "wheels": None, "check": CHECK}
     if directory is not None:
@@ -136,12 +139,33 @@ def _build(machine: SSHMachine, place: str, pins: list[str], wheels: Sequence[En
         spec["wheels"] = f"{machine.remote.work}/wheels/{name}"
     command = tuple(machine.remote.command("environment", "{directory}"))
     job = Job(f"environment-{Path(place).name}", command, spec, BUILD_SECONDS, BUILD_SECONDS, BUILD_SECONDS)
-    machine.start_beside(job)
-    yield from followed_build(machine, job, "its environment")
+    yield from followed_build(machine, job, session, "bootstrap", "its environment")
 
 
-def followed_build(machine: Machine, job: Job, what: str) -> Iterator[str]:
-    """The lines of a job that builds an environment. Raises `JobFailed` with its last ones."""
+def followed_build(machine: Machine, job: Job, session: MachineSession, stage: str, what: str) -> Iterator[str]:
+    """Start a job that builds an environment, unless it runs; yields its lines.
+
+    Another run that waits for the same build may stop waiting, which ends it: then it is started again.
+    Raises `JobFailed` with the build's last lines.
+    """
+    while True:
+        session.expect(stage, job, machine)
+        if isinstance(machine, SSHMachine):
+            machine.start_beside(job)
+        else:
+            machine.start(job)
+        status, last = yield from _followed(machine, job)
+        session.forget(job, machine)
+        if status.reason == "cancelled":
+            yield f"what another run has ended is started again: {what}"
+            continue
+        if status.exit_status != 0:
+            raise JobFailed(f"{machine.name}: {what} could not be built", last, mendable=False)
+        return
+
+
+def _followed(machine: Machine, job: Job) -> Generator[str, None, tuple[JobStatus, tuple[str, ...]]]:
+    """Yields its lines; returns how it ended, and the last of them."""
     lines, last = Lines(), list[str]()
     for seen in watching(machine, job.name, machine.attempt(job.name), BUILD_SECONDS):
         if isinstance(seen, LogLine):
@@ -151,9 +175,8 @@ def followed_build(machine: Machine, job: Job, what: str) -> Iterator[str]:
         last = [*last, *new][-LAST_LINES:]
         yield from new
         if seen.status.state != "running" and not seen.log:
-            if seen.status.exit_status != 0:
-                raise JobFailed(f"{machine.name}: {what} could not be built", tuple(last), mendable=False)
-            return
+            return seen.status, tuple(last)
+    raise AssertionError("following ends with the job")
 
 
 def _pins(machine: SSHMachine) -> list[str]:

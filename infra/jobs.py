@@ -10,14 +10,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.follow import Lines, LogLine, watching
 from infra.group import PeerWatch, meeting, peer_jobs, ranks_of, watch_peers
-from infra.machine import Job, JobStatus, Machine, Offsets
-from infra.provider import Provider
+from infra.machine import Job, JobStatus, Machine, Offsets, new_name
 from infra.ssh_machine import SSHMachine
 from rollouts_core.config import MachineConfig
 from rollouts_core.errors import StoreUnavailable
@@ -96,14 +95,14 @@ class MachineSession:
     settings: MachineConfig
     run: RunLog
     cursors: dict[str, Cursor] = field(default_factory=dict)
-    provider: Provider | None = None
-    """Whom the machine is rented from."""
     services: dict[str, Job] = field(default_factory=dict)
     """Jobs that others need beside them while they run, by the name of those."""
     peers: tuple[SSHMachine, ...] = ()
     """Machines whose ranks train along with the machine's."""
     watches: dict[str, PeerWatch] = field(default_factory=dict)
     """Who looks after the peers' ranks, by the name of the job that they belong to."""
+    asked_by: str | None = None
+    """Who else asks for the session's jobs, and may cancel them."""
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether the artifact is in the store here or on the machine."""
@@ -112,6 +111,26 @@ class MachineSession:
     def manifest(self, artifact: ArtifactId) -> Manifest:
         """Raises `StoreError` when the artifact is neither here nor there."""
         return (self.store if self.store.has(artifact) else self.machine).manifest(artifact)
+
+    def expect(self, stage: str, job: Job, machine: Machine) -> None:
+        """Call this before a job is started: it records the job, for `rollouts cancel`, and ends it with the run."""
+        self.run.job(stage, machine.name, job.name, None)
+        self.run.endings.note(_named(job, machine), lambda: self.end(job, machine))
+
+    def end(self, job: Job, machine: Machine) -> bool:
+        """Cancel a job; returns whether it was running. If its machine is away, say so and leave it to its limits."""
+        was_there = False
+        try:
+            was_there = machine.cancel(job.name, job.asked_by[0])
+        except Unreachable as error:
+            advice = f"job {job.name} may run on there; `rollouts cancel` ends it when the machine is back"
+            logger.warning("%s: %s", error, advice)
+        self.forget(job, machine)
+        return was_there
+
+    def forget(self, job: Job, machine: Machine) -> None:
+        """It has ended."""
+        self.run.endings.forget(_named(job, machine))
 
 
 def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Progress]:
@@ -123,18 +142,18 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
     found = frozenset(link.name for link in chain if session.has(link.artifact))
     job = stage_job(chain, session, found)
     machine = session.machine
-    if stage.name not in found:
-        yield from _started(job, [link for link in chain if link.name not in found], session)
-    if job.name not in session.cursors:
-        begun = machine.attempt(job.name)
-        session.cursors[job.name] = Cursor(begun.log, begun.metrics, found)
-    cursor = session.cursors[job.name]
-    session.run.job(stage.name, machine.name, job.name, cursor.log)
     end = time.monotonic() + job.time_limit + LIMIT_MARGIN
     patience = session.settings.unreachable_limit_hours * 3600
     ended = False
     look = Look(session)
     try:
+        if stage.name not in found:
+            yield from _started(stage, job, [link for link in chain if link.name not in found], session)
+        if job.name not in session.cursors:
+            begun = machine.attempt(job.name)
+            session.cursors[job.name] = Cursor(begun.log, begun.metrics, found)
+        cursor = session.cursors[job.name]
+        session.run.job(stage.name, machine.name, job.name, cursor.log)
         for seen in watching(machine, job.name, Offsets(cursor.log, cursor.metrics), patience):
             if isinstance(seen, LogLine):
                 yield seen
@@ -161,41 +180,38 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
         ended = True  # as far as can be said from here
         raise
     finally:
-        if not ended:
-            end_job(job.name, machine)
+        if not ended and session.end(job, machine):
             logger.warning("ended job %s on %s; a retry goes on from what it has committed", job.name, machine.name)
         if not ended or job.name not in session.cursors:
-            end_ranks(job.name, session.peers)
+            _end_ranks(job, session)
 
 
-def end_job(job: str, machine: Machine) -> None:
-    """Cancel it; where its machine is away, say so and leave it to its limits."""
-    try:
-        machine.cancel(job)
-    except Unreachable as error:
-        logger.warning("%s: job %s may run on there; `rollouts cancel` ends it when the machine is back", error, job)
+def _end_ranks(job: Job, session: MachineSession) -> None:
+    for peer in session.peers:
+        session.end(replace(job, name=ranks_of(job.name)), peer)
 
 
-def end_ranks(job: str, peers: Sequence[Machine]) -> None:
-    """End what of a job runs on its peers."""
-    for peer in peers:
-        end_job(ranks_of(job), peer)
+def _named(job: Job, machine: Machine) -> str:
+    return f"job {job.name} on {machine.name}"
 
 
-def _started(job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterator[LogLine]:
+def _started(stage: Stage, job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterator[LogLine]:
     """Start the job unless it runs, after sending what it needs."""
     machine = session.machine
     if machine.watch(job.name, Offsets(), 0.0).status.state == "running":
         if job.name not in session.cursors:
             yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
     else:
-        end_ranks(job.name, session.peers)
+        for peer in session.peers:
+            peer.cancel(ranks_of(job.name))
         yield from map(LogLine, machine.supply(todo))
     if service := session.services.get(job.name):
         yield from map(LogLine, start_leased(service, machine, [job.name]))
+    session.expect(stage.name, job, machine)
     yield from map(LogLine, start_leased(job, machine, [job.name]))
     if "group" in job.spec:
         for peer, ranks in zip(session.peers, peer_jobs(job, session.peers), strict=True):
+            session.expect(stage.name, ranks, peer)
             yield from map(LogLine, start_leased(ranks, peer, [ranks.name]))
         session.watches[job.name] = watch_peers(session.peers, job.name)
 
@@ -239,6 +255,7 @@ def stage_job(chain: Sequence[Stage], session: MachineSession, found: Collection
         time_limit=session.settings.time_limit_hours * 3600,
         unattended_limit=session.settings.unattended_limit_hours * 3600,
         stall_limit=STALL_LIMIT,
+        asked_by=(new_name(), *([session.asked_by] if session.asked_by else [])),
     )
 
 

@@ -55,9 +55,9 @@ class LocalMachine:
     def attempt(self, job: str) -> Offsets:
         return Offsets(**jobs.attempt(self._jobs, job))
 
-    def cancel(self, job: str) -> None:
+    def cancel(self, job: str, asked_by: str | None = None) -> bool:
         try:
-            jobs.cancel(self._jobs, job)
+            return jobs.cancel(self._jobs, job, asked_by)
         except jobs.JobError as error:
             raise MachineError(str(error)) from error
 

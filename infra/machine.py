@@ -11,13 +11,19 @@ Decision: whoever waits for a machine says so to a person. What may take long (a
 generator of lines, and a machine that does not answer is a status, not an exception.
 """
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.manifest import ArtifactId, Manifest
+
+
+def new_name() -> str:
+    """For whoever asks for a job to be started."""
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,9 @@ class Job:
     """Seconds without anybody asking for it."""
     stall_limit: float
     """Seconds without a pulse, for commands that touch a file `pulse` in the directory."""
+    asked_by: tuple[str, ...] = field(default_factory=lambda: (new_name(),))
+    """Who asks for it, first a name of this start's own. A cancellation that gives one of these names refuses a start
+    that is still on its way."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,11 @@ class Machine(Protocol):
     def attempt(self, job: str) -> Offsets:
         """Where the current attempt's output begins."""
 
-    def cancel(self, job: str) -> None:
-        """End the job: TERM, then KILL, the whole group. Returns once all of it is gone."""
+    def cancel(self, job: str, asked_by: str | None = None) -> bool:
+        """End the job: TERM, then KILL, the whole group. Returns once all of it is gone, and whether there was any.
+
+        `asked_by`: who no longer wants it, and may have a start of it on its way.
+        """
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether jobs there find the artifact."""

@@ -10,15 +10,16 @@ most, to bring results home.
 import getpass
 import logging
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from infra.check import refuse_unfit
 from infra.errors import MachineError, Unreachable
 from infra.group import claim_all
 from infra.inventory import Host, find_host, load_inventory
-from infra.jobs import MachineSession, end_job, end_ranks, job_name
+from infra.jobs import MachineSession, job_name
 from infra.local import LocalMachine
 from infra.machine import Machine
 from infra.needs import fitting_hosts, passed_variables, wanted_gpus
@@ -47,6 +48,7 @@ def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineS
 def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: RunLog) -> Iterator[str | MachineSession]:
     """Yields what is waited for, then the session.
 
+    What is reached, leased and rented is noted in the run's endings, and ends with them whatever happens.
     Raises `BadInput` when store or machine cannot be used as they are, `MachineError` when none is free in time.
     """
     store.check_usable()
@@ -54,51 +56,28 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
         yield this_machine(settings, store, run)
         return
     passed_variables(settings)
-    who = f"{run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
     provider: Provider | None = SkyPilot() if settings.kind == "sky" else None
-    name = f"{RENTED}{plan.stages[-1].key[:12]}"
-    machine: SSHMachine | None = None
-    peers: tuple[SSHMachine, ...] = ()
+    if provider is not None:
+        name = f"{RENTED}{plan.stages[-1].key[:12]}"
+        yield f"renting {name} ({settings.accelerator or 'no GPU'})"
+        run.endings.note(f"the rented {name}", partial(_give_back, provider, name))
+        candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
+    else:
+        candidates = fitting_hosts(settings)
+    reach = _Reach(settings, store, run)
+    peers = [reach.machine(reach.remote(name, find_host(name))) for name in settings.peers]
+    chosen = yield from _chosen(candidates, reach, plan)
+    machine = reach.machine(chosen.remote, provider)
+    jobs, wait_seconds = [job_name(chain) for chain in plan.chains], settings.wait_hours * 3600
+    if chosen.missing:
+        yield from claim_all([machine, *peers], jobs, wait_seconds) if peers else machine.claim(jobs)
+    discard_refreshed(machine, plan, run)
+    yield MachineSession(machine, store, settings, run, peers=tuple(peers))
+
+
+def _give_back(provider: Provider, name: str) -> None:
     try:
-        if provider is not None:
-            yield f"renting {name} ({settings.accelerator or 'no GPU'})"
-            candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
-        else:
-            candidates = fitting_hosts(settings)
-        peers = tuple(_reach_peers(settings, store, who))
-        for said in _claimed(candidates, settings, plan, store, who, peers):
-            if isinstance(said, SSHMachine):
-                machine = said
-            else:
-                yield said
-        assert machine is not None, "a claim that fails raises"
-        discard_refreshed(machine, plan, run)
-    except BaseException:
-        for had in (*peers, *([machine] if machine else [])):
-            had.release()
-        _give_back(provider, name)
-        raise
-    yield MachineSession(machine, store, settings, run, provider=provider, peers=peers)
-
-
-def release_machine(session: MachineSession) -> None:
-    """End what the run's jobs left running, and give back what was leased or rented."""
-    try:
-        for job in [*session.cursors, *(service.name for service in session.services.values())]:
-            end_job(job, session.machine)
-            end_ranks(job, session.peers)
-    finally:
-        for peer in session.peers:
-            peer.release()
-        in_use = session.machine.release()
-        if not in_use:
-            _give_back(session.provider, session.machine.name)
-
-
-def _give_back(provider: Provider | None, name: str) -> None:
-    try:
-        if provider is not None:
-            provider.down(name)
+        provider.down(name)
     except (MachineError, BadInput) as error:
         logger.warning("%s was not given back, it goes down by itself when nothing runs there: %s", name, error)
 
@@ -110,12 +89,8 @@ def reach_machine(name: str, store: Store) -> Iterator[Machine]:
         yield LocalMachine(store)
         return
     host = load_inventory().get(name) or (SkyPilot().find(name) if name.startswith(RENTED) else find_host(name))
-    remote = Remote(name, host, REACH_SECONDS)
-    machine = SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
-    try:
-        yield machine
-    finally:
-        machine.release()
+    with closing(Remote(name, host, REACH_SECONDS)) as remote:
+        yield SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
 
 
 def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:
@@ -126,6 +101,48 @@ def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:
 
 
 @dataclass(frozen=True)
+class _Reach:
+    """Reaches hosts for a run: connections and leases end with it."""
+
+    settings: MachineConfig
+    store: Store
+    run: RunLog
+
+    def remote(self, name: str, host: Host) -> Remote:
+        """Raises `BadInput` for what a person must mend, also of an unfit host; `Unreachable` without an answer."""
+        remote = Remote(name, host, self.settings.unreachable_limit_hours * 3600)
+        self.run.endings.note(_connection(name), remote.close)
+        try:
+            refuse_unfit(name, remote.open().call("facts"))
+        except (BadInput, MachineError):
+            self.leave(remote)
+            raise
+        return remote
+
+    def machine(self, remote: Remote, provider: Provider | None = None) -> SSHMachine:
+        """The host as a machine, given back with all that is leased there, and to its provider unless others use it."""
+        who = f"{self.run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
+        machine = SSHMachine(remote, self.store, self.settings, who)
+        self.run.endings.note(f"what is leased on {machine.name}", partial(_release, machine, provider))
+        self.run.endings.forget(f"the rented {machine.name}")
+        return machine
+
+    def leave(self, remote: Remote) -> None:
+        remote.close()
+        self.run.endings.forget(_connection(remote.name))
+
+
+def _connection(name: str) -> str:
+    return f"the connection to {name}"
+
+
+def _release(machine: SSHMachine, provider: Provider | None) -> None:
+    in_use = machine.release()
+    if provider is not None and not in_use:
+        _give_back(provider, machine.name)
+
+
+@dataclass(frozen=True)
 class _Candidate:
     remote: Remote
     missing: int
@@ -133,66 +150,33 @@ class _Candidate:
     has_job: bool
 
 
-def _claimed(
-    hosts: Mapping[str, Host],
-    settings: MachineConfig,
-    plan: Plan,
-    store: Store,
-    who: str,
-    peers: Sequence[SSHMachine],
-) -> Iterator[str | SSHMachine]:
-    """Reach the hosts and claim one, with its peers; yields what is waited for, then the machine."""
-    jobs = [job_name(chain) for chain in plan.chains]
+def _chosen(hosts: Mapping[str, Host], reach: _Reach, plan: Plan) -> Generator[str, None, _Candidate]:
+    """Reach the hosts and choose one; yields what is wrong with the others."""
     reached: list[_Candidate] = []
     problems: list[Exception] = []
     for name, host in hosts.items():
-        remote = Remote(name, host, settings.unreachable_limit_hours * 3600)
         try:
-            refuse_unfit(name, remote.open().call("facts"))
+            reached.append(_candidate(reach.remote(name, host), reach.store, plan))
         except (BadInput, MachineError) as error:
-            remote.close()
             problems.append(error)
             if len(hosts) > 1:
                 yield str(error)
-            continue
-        there = set(remote.call("artifacts", names=[stage.artifact.directory for stage in plan.stages]))
-        heavy = [stage.artifact for chain in plan.chains for stage in chain]
-        lacking = [artifact for artifact in heavy if artifact.directory not in there and not store.has(artifact)]
-        running = remote.call("busy")["jobs"]
-        reached.append(_Candidate(remote, len(lacking), bool(set(running) & set(jobs))))
     if not reached:
         raise problems[0] if len(problems) == 1 else _all_failed(problems)
     reached.sort(key=lambda candidate: (not candidate.has_job, candidate.missing))
-    chosen = next((candidate for candidate in reached if _is_free(candidate, settings)), reached[0])
+    chosen = next((candidate for candidate in reached if _is_free(candidate, reach.settings)), reached[0])
     for candidate in reached:
         if candidate is not chosen:
-            candidate.remote.close()
-    machine = SSHMachine(chosen.remote, store, settings, who)
-    try:
-        if chosen.missing and peers:
-            yield from claim_all([machine, *peers], jobs, settings.wait_hours * 3600)
-        elif chosen.missing:
-            yield from machine.claim(jobs)
-    except BaseException:
-        machine.release()
-        raise
-    yield machine
+            reach.leave(candidate.remote)
+    return chosen
 
 
-def _reach_peers(settings: MachineConfig, store: Store, who: str) -> list[SSHMachine]:
-    """All of them, or none. Raises `BadInput` or `MachineError` as reaching a machine does."""
-    reached: list[SSHMachine] = []
-    try:
-        for name in settings.peers:
-            (host,) = fitting_hosts(replace(settings, name=name, peers=())).values()
-            remote = Remote(name, host, settings.unreachable_limit_hours * 3600).open()
-            reached.append(SSHMachine(remote, store, settings, who))
-            refuse_unfit(name, remote.call("facts"))
-    except BaseException:
-        for peer in reached:
-            peer.release()
-        raise
-    return reached
+def _candidate(remote: Remote, store: Store, plan: Plan) -> _Candidate:
+    there = set(remote.call("artifacts", names=[stage.artifact.directory for stage in plan.stages]))
+    heavy = [stage.artifact for chain in plan.chains for stage in chain]
+    lacking = [artifact for artifact in heavy if artifact.directory not in there and not store.has(artifact)]
+    jobs = {job_name(chain) for chain in plan.chains}
+    return _Candidate(remote, len(lacking), bool(set(remote.call("busy")["jobs"]) & jobs))
 
 
 def _is_free(candidate: _Candidate, settings: MachineConfig) -> bool:

@@ -21,7 +21,7 @@ from infra.host.agent import LENGTH, MAX_REQUEST
 from infra.inventory import Host
 from infra.loader import MARK
 from infra.shipping import agent_archive, load_command
-from infra.ssh import CONNECT_SECONDS, PACKET, WINDOW, Connection, connect
+from infra.ssh import CONNECT_SECONDS, PACKET, WINDOW, Connection
 from rollouts_core.errors import BadInput
 
 FIRST_PATIENCE = 20.0
@@ -79,8 +79,8 @@ class Remote:
         Raises `Unreachable`.
         """
         if alone:
-            with contextlib.closing(connect(self.name, self.host)) as connection:
-                yield connection.run(self.command(*arguments))
+            with contextlib.closing(Connection(self.name)) as connection:
+                yield connection.open(self.host).run(self.command(*arguments))
             return
         with contextlib.closing(self._shared().run(self.command(*arguments))) as channel:
             yield channel
@@ -144,8 +144,8 @@ class Remote:
         return MachineError(f"{self.name}: {answer['message']}")
 
     def _connect(self) -> paramiko.Channel:
-        self._connection = connect(self.name, self.host)
-        channel = self._connection.run(load_command(self.host.python, self.host.work))
+        self._connection = Connection(self.name)
+        channel = self._connection.open(self.host).run(load_command(self.host.python, self.host.work))
         channel.settimeout(CONNECT_SECONDS * 2)
         words = self._greeting(channel)
         if words[0] == "send":

@@ -7,7 +7,7 @@ from pathlib import Path
 from infra.engine_environment import engine_python, host_command, leased_gpus
 from infra.errors import JobFailed
 from infra.follow import Lines, LogLine, watching
-from infra.jobs import MachineSession, end_job, job_name, start_leased
+from infra.jobs import MachineSession, job_name, start_leased
 from infra.machine import Job
 from infra.serving import ServedModel, serve_job
 from infra.ssh_machine import SSHMachine
@@ -41,6 +41,7 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     model = served_model(todo[0], session)
     job = serve_job(chain, command, config, model, python, leased_gpus(session), memory)
     session.services[chain] = job
+    session.expect("serve", job, machine)
     yield from start_leased(job, machine, [job.name])
     yield from _until_ready(job, session)
 
@@ -48,7 +49,7 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
 def end_servers(segments: Sequence[Stage], session: MachineSession) -> None:
     """End them; where there are none, nothing."""
     if service := session.services.pop(job_name(segments), None):
-        end_job(service.name, session.machine)
+        session.end(service, session.machine)
 
 
 def served_model(segment: Stage, session: MachineSession) -> ServedModel:

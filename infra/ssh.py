@@ -13,7 +13,7 @@ import shlex
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import paramiko
@@ -36,11 +36,24 @@ FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 @dataclass
 class Connection:
-    """A live connection, with those it goes through."""
+    """A connection, with those it goes through. Whoever has made one closes it, opened or not."""
 
     name: str
-    client: paramiko.SSHClient
-    through: "Connection | None"
+    client: paramiko.SSHClient = field(default_factory=paramiko.SSHClient)
+    through: "Connection | None" = None
+    socket: "socket.socket | paramiko.Channel | None" = None
+
+    def open(self, host: Host) -> "Connection":
+        """Raises `BadInput` for what a person must mend, `Unreachable` for what may pass."""
+        if host.jump:
+            self.through = Connection(host.jump)
+            self.through.open(find_host(host.jump))
+        try:
+            _connect(self, host)
+        except BaseException as error:
+            raise _explained(self.name, host, error) from None
+        self.transport.set_keepalive(KEEPALIVE_SECONDS)
+        return self
 
     def is_alive(self) -> bool:
         transport = self.client.get_transport()
@@ -66,19 +79,10 @@ class Connection:
     def close(self) -> None:
         with suppress(Exception):  # it may be long dead
             self.client.close()
+        if self.socket is not None:
+            self.socket.close()
         if self.through is not None:
             self.through.close()
-
-
-def connect(name: str, host: Host) -> Connection:
-    """Raises `BadInput` for what a person must mend, `Unreachable` for what may pass."""
-    through = connect(host.jump, find_host(host.jump)) if host.jump else None
-    try:
-        return Connection(name, _client(name, host, through), through)
-    except BaseException:
-        if through is not None:
-            through.close()
-        raise
 
 
 def server_name(host: str, port: int) -> str:
@@ -86,39 +90,33 @@ def server_name(host: str, port: int) -> str:
     return host if port == 22 else f"[{host}]:{port}"
 
 
-def _client(name: str, host: Host, through: Connection | None) -> paramiko.SSHClient:
-    client = paramiko.SSHClient()
+def _connect(connection: Connection, host: Host) -> None:
+    name, client = connection.name, connection.client
     known_hosts = host.known_hosts.expanduser()
-    try:
-        if known_hosts.exists():
-            client.load_host_keys(str(known_hosts))
-        client.set_missing_host_key_policy(_Refuse(name, host))
-        key = host.key.expanduser() if host.key else None
-        if key is not None and not key.is_file():
-            raise BadInput(f"{name}: there is no private key {key}")
-        client.connect(
-            host.host, host.port, host.user or getpass.getuser(),
-            key_filename=str(key) if key else None, look_for_keys=key is None, allow_agent=key is None,
-            timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS,
-            sock=_socket(host, through), transport_factory=_transport,
-        )  # fmt: skip
-    except BaseException as error:
-        client.close()
-        raise _explained(name, host, error) from None
-    transport = client.get_transport()
-    assert transport is not None, "connect has made one"
-    transport.set_keepalive(KEEPALIVE_SECONDS)
-    return client
+    if known_hosts.exists():
+        client.load_host_keys(str(known_hosts))
+    client.set_missing_host_key_policy(_Refuse(name, host))
+    key = host.key.expanduser() if host.key else None
+    if key is not None and not key.is_file():
+        raise BadInput(f"{name}: there is no private key {key}")
+    _open_socket(connection, host)
+    client.connect(
+        host.host, host.port, host.user or getpass.getuser(),
+        key_filename=str(key) if key else None, look_for_keys=key is None, allow_agent=key is None,
+        timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS,
+        sock=connection.socket, transport_factory=_transport,
+    )  # fmt: skip
 
 
-def _socket(host: Host, through: Connection | None) -> "socket.socket | paramiko.Channel":
-    if through is not None:
-        target = (host.host, host.port)
-        return through.transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=CONNECT_SECONDS)
-    made = socket.create_connection((host.host, host.port), CONNECT_SECONDS)
+def _open_socket(connection: Connection, host: Host) -> None:
+    target = (host.host, host.port)
+    if connection.through is not None:
+        transport, source = connection.through.transport, ("127.0.0.1", 0)
+        connection.socket = transport.open_channel("direct-tcpip", target, source, timeout=CONNECT_SECONDS)
+        return
+    connection.socket = socket.create_connection(target, CONNECT_SECONDS)
     if sys.platform == "linux":
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
-    return made
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
 
 
 def _transport(sock: socket.socket, **options: object) -> paramiko.Transport:

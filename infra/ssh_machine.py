@@ -47,7 +47,7 @@ class SSHMachine:
     """
 
     def __init__(self, remote: Remote, store: Store, settings: MachineConfig, who: str) -> None:
-        """`remote` is open. `who` names the run to those who wait for its GPUs."""
+        """`remote` is open. `who` names the run to those who wait for its GPUs. `release` ends what is begun by it."""
         self.name = remote.name
         self.remote = remote
         self.python = ""
@@ -61,7 +61,6 @@ class SSHMachine:
         self.code = ""
         self._end = threading.Event()
         self._heart = threading.Thread(target=self._beat_until_end, name=f"lease on {self.name}", daemon=True)
-        self._heart.start()
 
     @property
     def places(self) -> Mapping[str, str | None]:
@@ -86,6 +85,7 @@ class SSHMachine:
 
     def try_claim(self, jobs: Sequence[str]) -> str:
         """Lease what the run needs; returns why that can't be now, nothing when it is leased."""
+        self._beat()
         there = self.remote.host.gpus
         wanted = wanted_gpus(self._settings, there)
         ask = {"token": self._token, "who": self._who, "gpus": wanted, "total": there, "jobs": list(jobs)}
@@ -97,8 +97,7 @@ class SSHMachine:
 
     def unclaim(self) -> None:
         """Give the GPUs back and keep the connection."""
-        if self._lease is not None:
-            self.remote.call("release", lease=self._lease, token=self._token)
+        self.remote.call("release", token=self._token, for_good=False)
         self._lease, self._gpus = None, ()
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
@@ -122,6 +121,7 @@ class SSHMachine:
 
     def ship_library(self) -> None:
         """Send the library's code, unless it is there."""
+        self._beat()
         root, entries = library_tree()
         self.code = tree_name(entries)
         send_tree(self.remote, "code", self.code, root, entries)
@@ -149,8 +149,9 @@ class SSHMachine:
     def attempt(self, job: str) -> Offsets:
         return Offsets(**self.remote.call("attempt", job=job))
 
-    def cancel(self, job: str) -> None:
-        self.remote.call("cancel", CANCEL_DEADLINE + MARGIN, patience=CANCEL_DEADLINE, job=job)
+    def cancel(self, job: str, asked_by: str | None = None) -> bool:
+        deadline, patience = CANCEL_DEADLINE + MARGIN, CANCEL_DEADLINE
+        return bool(self.remote.call("cancel", deadline, patience=patience, job=job, asked_by=asked_by))
 
     def has(self, artifact: ArtifactId) -> bool:
         if self._store.url is not None:
@@ -204,10 +205,10 @@ class SSHMachine:
     def release(self) -> bool:
         """Patient no longer: a host that does not answer frees the GPUs by itself."""
         self._end.set()
-        self._heart.join()
+        if self._heart.is_alive():
+            self._heart.join()
         try:
-            if self._lease is not None:
-                self.remote.call("release", patience=0.0, lease=self._lease, token=self._token)
+            self.remote.call("release", patience=0.0, token=self._token, for_good=True)
             busy = self.remote.call("busy", patience=0.0)
             return bool(busy["jobs"] or busy["leases"])
         except Unreachable:
@@ -245,6 +246,11 @@ class SSHMachine:
     def _incoming(self, artifact: ArtifactId) -> Path:
         """Where it arrives; what has come stays there over a kill."""
         return self._store.home / "staging" / f"{artifact.directory}{ARRIVING}{self.name}.part"
+
+    def _beat(self) -> None:
+        """From now on the host hears of this run."""
+        if self._heart.ident is None:
+            self._heart.start()
 
     def _beat_until_end(self) -> None:
         while not self._end.wait(BEAT_SECONDS):

@@ -28,7 +28,7 @@ def _on_host(host: SSHMachine, session: MachineSession) -> ArtifactRef:
     with recorded(session.run, "bootstrap") as outcome:
         found = []
         for machine in (host, *session.peers):
-            for said in prepare_environment(machine, session.store):
+            for said in prepare_environment(machine, session):
                 if isinstance(said, ArtifactId):
                     found.append(said)
                 else:

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.jobs import MachineSession
-from infra.provision import provision_machine, release_machine
+from infra.provision import provision_machine
 from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
@@ -23,11 +23,8 @@ from tasks.making import WAITING_TASK, recorded, run_name, say
 @contextmanager
 def provision(settings: MachineConfig, stages: Plan, store: Store, run: RunLog) -> Iterator[MachineSession]:
     """Raises `BadInput` when the machine cannot be used."""
-    session = provision_task(settings, stages, store, run)
-    try:
-        yield session
-    finally:
-        release_machine(session)
+    with run.endings:
+        yield provision_task(settings, stages, store, run)
 
 
 @task(name="provision", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)

@@ -16,18 +16,19 @@ from rollouts_core.store.store import Store
 def recording(
     config: PipelineConfig, stages: Plan, store: Store, flow_run_id: str | None, refresh: Sequence[str] = ()
 ) -> Iterator[RunLog]:
-    """Open the run's record with all that is planned; close it as Completed, Failed or Cancelled.
+    """Open the run's record with all that is planned; close it as Completed, Failed or Cancelled, when all has ended.
 
     `refresh` names stages to make again. A retry of the same flow run goes on with what it has made since.
     """
     run = open_run(store, config, planned_stages(stages, config.machine), flow_run_id)
     try:
-        wait_for_gc(store)
-        if refresh and not run.record.refreshed:
-            again = stages_to_refresh(stages, refresh)
-            discard_stages(again, store, run.run_id)
-            run.refreshing([stage.name for stage in again])
-        yield run
+        with run.endings:
+            wait_for_gc(store)
+            if refresh and not run.record.refreshed:
+                again = stages_to_refresh(stages, refresh)
+                discard_stages(again, store, run.run_id)
+                run.refreshing([stage.name for stage in again])
+            yield run
     except Exception as error:
         run.end("Failed", str(error))
         raise

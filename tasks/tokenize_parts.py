@@ -5,7 +5,7 @@ the store. The work is done in a process of its own, as every stage's, since ren
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +17,8 @@ from prefect.logging import get_run_logger
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from infra.follow import LogLine
-from infra.jobs import MachineSession, end_job, job_name, make_in_job
+from infra.jobs import MachineSession, job_name, make_in_job
+from infra.machine import new_name
 from infra.provision import this_machine
 from rollouts_core.config import MachineConfig, TokenizationConfig
 from rollouts_core.observe.runs import RunLog, RunRecord
@@ -36,19 +37,21 @@ class Place:
     settings: MachineConfig
     home: Path
     url: str | None
+    asked_by: str
+    """The name under which the parts are asked for, and may be cancelled."""
 
 
 def tokenize_in_parts(stage: Stage, machine: MachineSession) -> None:
     """Whoever stops waiting ends the parts that run here. Raises what a part raises."""
     assert isinstance(stage.spec, TokenizeSpec), "only this stage is made in parts"
     tokenizer, parts = parts_of(stage)
-    place = Place(machine.settings, machine.store.home, machine.store.url)
+    place = Place(machine.settings, machine.store.home, machine.store.url, new_name())
     mapped = part_tasks.with_options(task_runner=task_runner(stage.spec.tokenization))
     try:
         mapped(stage.name, tokenizer, parts, place)
     except BaseException:
         for part in (tokenizer, *parts):
-            end_job(job_name([part]), machine.machine)
+            machine.machine.cancel(job_name([part]), place.asked_by)
         raise
 
 
@@ -86,6 +89,8 @@ def tokenize_part(stage: Stage, place: Place) -> None:
         return
     with TemporaryDirectory() as nobodys:
         notes = RunLog(Path(nobodys), RunRecord(stage.name, stage.name, "Running", "", 0.0, None, ()), None)
-        for event in make_in_job(stage, [stage], this_machine(place.settings, store, notes)):
-            if isinstance(event, LogLine):
-                get_run_logger().info(event.text)
+        session = replace(this_machine(place.settings, store, notes), asked_by=place.asked_by)
+        with notes.endings:
+            for event in make_in_job(stage, [stage], session):
+                if isinstance(event, LogLine):
+                    get_run_logger().info(event.text)

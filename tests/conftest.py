@@ -201,9 +201,9 @@ def rollouts(command_environment: dict[str, str], tmp_path: Path) -> Callable[..
     return run
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = UNTIL_SECONDS) -> Any:
     """What the condition comes to, once it comes to something."""
-    end = time.monotonic() + UNTIL_SECONDS
+    end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"waited too long for {what}"
         time.sleep(0.1)

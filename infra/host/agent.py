@@ -3,7 +3,7 @@
     serve WORK              requests, one after another, until the connection ends
     receive WORK INCOMING   frames of a tree, over standard input
     send WORK PLACE         the frames that standard input asks for
-    runner DIRECTORY        watches over one job (see `runner`)
+    runner DIRECTORY [FD]   watches over one job (see `runner`)
     environment DIRECTORY   builds an environment (see `environment`)
     servers DIRECTORY       keeps inference servers alive (see `servers`)
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     command, place = arguments[0], arguments[1]
     if command == "runner":
-        return runner.main(place)
+        return runner.main(place, *map(int, arguments[2:]))
     if command == "environment":
         return environment.main(Path(place))
     if command == "servers":
@@ -199,8 +199,8 @@ def renew(work: Path, lease: str | None, token: str) -> bool:
     return lease is None or leases.renew(work / "leases", _name(lease), _name(token))
 
 
-def release(work: Path, lease: str, token: str) -> None:
-    leases.release(work / "leases", work / "store" / "jobs", _name(lease), _name(token))
+def release(work: Path, token: str, for_good: bool) -> None:
+    leases.release(work / "leases", work / "store" / "jobs", _name(token), for_good)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -208,7 +208,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "start": start,
     "watch": watch,
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
-    "cancel": lambda work, job: jobs.cancel(work / "store" / "jobs", _name(job)),
+    "cancel": lambda work, job, asked_by: jobs.cancel(work / "store" / "jobs", _name(job), asked_by),
     "busy": busy,
     "acquire": acquire,
     "renew": renew,

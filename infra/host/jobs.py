@@ -1,6 +1,11 @@
 """Jobs as directories: started, looked at, ended, on the machine where they run.
 
 Everything about a job is in its directory (see `runner`), so whoever asks may be new to it.
+
+Decision: a cancellation also stops a start that has not arrived yet. A process that is interrupted while it asks for
+a start can't know whether its request is still on the way. So every start says who asks for it, a cancellation writes
+that name to the file `withdrawn`, and a start by a withdrawn name is refused. The lock `starting` is held from that
+check until the runner has the job's own lock, so a cancellation never looks in between.
 """
 
 import json
@@ -8,13 +13,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollouts_core.store.locks import is_held
+from rollouts_core.store.locks import is_held, try_lock
 
 START_DEADLINE = 30.0
+TURN_DEADLINE = 8.0
+"""For another start of the same job to be over."""
 CANCEL_DEADLINE = 25.0
 READ_AT_ONCE = 2**20
 LOOK_SECONDS = 0.05
@@ -29,19 +37,24 @@ class JobError(Exception):
 def start(jobs: Path, job: Mapping[str, Any], runner: list[str], environment: Mapping[str, str]) -> None:
     """Start a job (name, command, spec, limits) unless it runs; returns once it does. Raises `JobError`.
 
-    `runner` is the command that runs `runner.py`; `environment` is given to the job's process alone.
+    `runner` is the command that runs `runner.py`; `environment` is given to the job's process alone. A job whose
+    `asked_by` names who has cancelled it since is not started.
     """
     directory = jobs / job["name"]
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not is_held(directory / "lock"):
-            command = [part.format(directory=directory.resolve()) for part in job["command"]]
-            _write_json(directory / "spec.json", job["spec"])
-            _write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
-        done = subprocess.run(
-            [*runner, str(directory)], input=json.dumps(dict(environment)), timeout=START_DEADLINE,
-            capture_output=True, text=True,
-        )  # fmt: skip
+        with _starting(directory) as starting:
+            if set(job["asked_by"]) & set(_withdrawn(directory)):
+                raise JobError(f"job {job['name']} was cancelled before it started")
+            if not is_held(directory / "lock"):
+                (directory / "cancel").unlink(missing_ok=True)
+                command = [part.format(directory=directory.resolve()) for part in job["command"]]
+                _write_json(directory / "spec.json", job["spec"])
+                _write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
+            done = subprocess.run(
+                [*runner, str(directory), str(starting)], input=json.dumps(dict(environment)), timeout=START_DEADLINE,
+                capture_output=True, text=True, pass_fds=[starting],
+            )  # fmt: skip
     except OSError as error:
         raise JobError(f"job {job['name']} could not be set up in {directory}: {error.strerror}") from error
     except subprocess.TimeoutExpired:
@@ -86,17 +99,24 @@ def watch(jobs: Path, name: str, log: int, metrics: int, wait: float) -> tuple[d
         time.sleep(LOOK_SECONDS)
 
 
-def cancel(jobs: Path, name: str) -> None:
-    """End a job; returns once nothing of it is left. Raises `JobError` when it does not end."""
-    lock = jobs / name / "lock"
-    if not is_held(lock):
-        return
-    (jobs / name / "cancel").touch()
+def cancel(jobs: Path, name: str, asked_by: str | None = None) -> bool:
+    """End a job; returns once nothing of it is left, and whether there was anything.
+
+    `asked_by`: who no longer wants it. A start of theirs that is still on its way is refused when it comes.
+    Raises `JobError` when the job does not end.
+    """
+    directory = jobs / name
+    if asked_by is not None:
+        _withdraw(directory, asked_by)
     end = time.monotonic() + CANCEL_DEADLINE
-    while is_held(lock):
+    was_there = False
+    while is_held(directory / "starting") or is_held(directory / "lock"):
+        was_there = True
+        (directory / "cancel").touch()
         if time.monotonic() > end:
             raise JobError(f"job {name} did not end within {CANCEL_DEADLINE:.0f} s of being cancelled")
         time.sleep(LOOK_SECONDS)
+    return was_there
 
 
 def running(jobs: Path) -> list[str]:
@@ -110,6 +130,28 @@ def runner_command() -> list[str]:
     if (here / "runner.py").is_file():
         return [sys.executable, str(here / "runner.py")]
     return [sys.executable, str(here.parents[1]), "runner"]
+
+
+@contextmanager
+def _starting(directory: Path) -> Iterator[int]:
+    """One start at a time; yields the lock's descriptor. The lock is free when all who were given it have closed it."""
+    with (directory / "starting").open("w") as lock:
+        end = time.monotonic() + TURN_DEADLINE
+        while not try_lock(lock.fileno()):
+            if time.monotonic() > end:
+                raise JobError(f"job {directory.name} is being started by somebody else, who does not get on")
+            time.sleep(LOOK_SECONDS)
+        yield lock.fileno()
+
+
+def _withdraw(directory: Path, asked_by: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (directory / "withdrawn").open("a") as file:
+        file.write(f"{asked_by}\n")
+
+
+def _withdrawn(directory: Path) -> list[str]:
+    return _read(directory / "withdrawn", 0).decode(errors="replace").split()
 
 
 def _read(path: Path, offset: int) -> bytes:

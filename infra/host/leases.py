@@ -2,6 +2,7 @@
 
     <root>/<id>/lease.json   GPUs, whom they were given to, the jobs that run on them
     <root>/<id>/holders/<token>   touched by every run that uses the lease; its content names the run
+    <root>/gone-<token>           a run that wants nothing any more, whatever of its requests is still on its way
 
 Decision: a lease lives while one of its holders has been heard of within `HOLD_SECONDS`, by the host's own clock, or
 one of its jobs runs. An orchestrator that dies leaves the GPUs to its job, which is what uses them; with neither, they
@@ -25,15 +26,19 @@ from typing import Any
 from rollouts_core.store.locks import is_held
 
 HOLD_SECONDS = 45.0
+GONE_SECONDS = 3600.0
 
 
 def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
     """Lease `gpus` of `total` GPUs to the run `token`: `lease`, `gpus` and `joined`; or `busy`, the leases in the way.
 
-    `ask` also has `who`, for people, and `jobs`, those that the run is about to want. Asking again is harmless.
+    `ask` also has `who`, for people, and `jobs`, those that the run is about to want. Asking again is harmless. A run
+    that is gone gets nothing: `busy` with no leases.
     """
     with _alone(root):
         leases = _living(root, jobs)
+        if (root / f"gone-{ask['token']}").exists():
+            return {"busy": []}
         mine = [lease for lease in leases if ask["token"] in lease["holders"]]
         shared = [lease for lease in leases if set(lease["running"]) & set(ask["jobs"])]
         if mine or shared:
@@ -72,10 +77,16 @@ def use(root: Path, lease: str, token: str, job: str) -> bool:
         return True
 
 
-def release(root: Path, jobs: Path, lease: str, token: str) -> None:
-    """No longer hold it. With neither holder nor running job, its GPUs are free."""
+def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
+    """Hold nothing any longer. With neither holder nor running job, a lease's GPUs are free.
+
+    `for_good`: a request of the run that comes later, since it was on its way, is refused.
+    """
     with _alone(root):
-        (root / lease / "holders" / token).unlink(missing_ok=True)
+        if for_good:
+            (root / f"gone-{token}").touch()
+        for holder in root.glob(f"*/holders/{token}"):
+            holder.unlink()
         _living(root, jobs)
 
 
@@ -87,6 +98,9 @@ def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
 
 def _living(root: Path, jobs: Path) -> list[dict[str, Any]]:
     found = []
+    for gone in root.glob("gone-*"):
+        if time.time() - gone.stat().st_mtime > GONE_SECONDS:
+            gone.unlink()
     for directory in sorted(path for path in root.iterdir() if path.is_dir()):
         for holder in (directory / "holders").glob("*"):
             if time.time() - holder.stat().st_mtime > HOLD_SECONDS:

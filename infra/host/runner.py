@@ -1,4 +1,6 @@
-"""Watches over one job: `python runner.py JOB_DIRECTORY`. Standard library only, so that it can be sent anywhere.
+"""Watches over one job: `python runner.py JOB_DIRECTORY [DESCRIPTOR]`.
+
+Standard library only, so that it can be sent anywhere.
 
 The directory holds `job.json` (command, limits). The runner detaches, takes the directory's lock, starts the command
 in a session and process group of its own, and keeps these files beside it:
@@ -8,7 +10,7 @@ in a session and process group of its own, and keeps these files beside it:
     heartbeat      touched every second while the runner lives
     attended       touched by whoever still wants the job
     pulse          touched by the command, if it likes; standing still for too long, it counts as hung
-    cancel         its presence asks for the end
+    cancel         its presence asks for the end; removed by whoever starts the job again
     status.json    how it ended; written last, once
 
 Decision: the lock is the kernel's (`flock`), and the command inherits it. While anything of the job lives, however the
@@ -17,7 +19,8 @@ rest was killed, the lock is held and nothing else can start in its place; when 
 Decision: the runner is the reaper of all that its command leaves behind (Linux), so that a process which left the
 group, as servers' workers do, is ended with the rest.
 
-The command's additional environment comes over standard input, as JSON: secrets are in no argument and in no file.
+The command's additional environment comes over standard input, as JSON: secrets are in no argument and in no file. The
+descriptor is that of the lock `starting`. It is closed once this process has the job's lock, or has found it taken.
 """
 
 import ctypes
@@ -38,7 +41,7 @@ GRACE = 5.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(directory: str) -> int:
+def main(directory: str, starting: int | None = None) -> int:
     environment: dict[str, str] = json.load(sys.stdin)
     os.chdir(directory)
     reader, writer = os.pipe()
@@ -50,6 +53,8 @@ def main(directory: str) -> int:
     if os.fork():
         os._exit(0)
     lock = _take_lock()
+    if starting is not None:
+        os.close(starting)
     if lock is None:
         os.write(writer, b"already")
         return 0
@@ -79,7 +84,7 @@ def _take_lock() -> int | None:
 
 
 def _begin_attempt() -> None:
-    for name in ("status.json", "failure.json", "cancel", "pulse"):
+    for name in ("status.json", "failure.json", "pulse"):
         if os.path.exists(name):
             os.unlink(name)
     previous = _read_json("attempt.json")
@@ -199,4 +204,4 @@ def _write_json(name: str, value: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config_files import save_config
+from rollouts_core.endings import Endings
 from rollouts_core.errors import BadInput, StoreUnavailable
 from rollouts_core.observe.metrics import JSONLLogger
 from rollouts_core.store.locks import born, is_held, try_lock
@@ -47,8 +48,8 @@ class JobRecord:
     stage: str
     machine: str
     job: str
-    log: int
-    """Where in its log this run's part begins, in bytes."""
+    log: int | None
+    """Where in its log this run's part begins, in bytes; None until the job is seen to run."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ _adapter = TypeAdapter(RunRecord)
 
 
 class RunLog:
-    """Writes one run's record, and holds its lock while it lives; everybody else reads the file.
+    """Writes one run's record, holds its lock while it lives, and knows what must be ended with it (`endings`).
+
+    Everybody else reads the file.
 
     Stages that run at once may tell it from several threads.
     """
@@ -100,6 +103,7 @@ class RunLog:
         """`shared`: where a remote store keeps the records of all machines."""
         self.directory = directory
         self.record = record
+        self.endings = Endings()
         self._shared = shared
         self._began = time.monotonic() - record.seconds
         self._changing = threading.RLock()
@@ -130,12 +134,13 @@ class RunLog:
     def refreshing(self, stages: Sequence[str]) -> None:
         self._change({"refreshed": list(stages)}, refreshed=tuple(stages))
 
-    def job(self, stage: str, machine: str, job: str, log: int) -> None:
-        """Note the job that makes a stage, unless this very attempt of it is noted."""
-        noted = JobRecord(stage, machine, job, log)
+    def job(self, stage: str, machine: str, job: str, log: int | None) -> None:
+        """Note the job that makes a stage, before it is asked for and when it runs; each attempt of it once."""
+        noted, asked_for = JobRecord(stage, machine, job, log), JobRecord(stage, machine, job, None)
         with self._changing:
             if noted not in self.record.jobs:
-                self._change({"job": job, "machine": machine}, jobs=(*self.record.jobs, noted))
+                others = tuple(known for known in self.record.jobs if known != asked_for)
+                self._change({"job": job, "machine": machine}, jobs=(*others, noted))
 
     def discarded(self, machine: str) -> None:
         self._change({"discarded_on": machine}, discarded_on=(*self.record.discarded_on, machine))

@@ -51,8 +51,16 @@ def test_a_gpu_is_had_by_one_run_and_free_when_it_is_released(places: tuple[Path
     assert leases.acquire(*places, ask("one")) == {**had, "joined": False}
     busy = leases.acquire(*places, ask("two"))["busy"]
     assert leases.names(busy).startswith("GPU 0: run one since")
-    leases.release(*places, had["lease"], "one")
+    leases.release(*places, "one", False)
     assert leases.acquire(*places, ask("two"))["gpus"] == [0]
+
+
+def test_a_run_that_is_gone_gets_nothing_when_its_request_arrives_late(places: tuple[Path, Path]) -> None:
+    leases.acquire(*places, ask("another"))
+    leases.release(*places, "another", True)
+    leases.release(*places, "one", True)
+    assert leases.acquire(*places, ask("one")) == {"busy": []}
+    assert leases.living(*places) == []
 
 
 def test_a_lease_lapses_when_nobody_is_heard_of(places: tuple[Path, Path]) -> None:
@@ -72,7 +80,7 @@ def test_a_running_job_keeps_the_lease_and_the_run_that_wants_it_joins(places: t
         age(places[0], 1000)
         assert "busy" in leases.acquire(*places, ask("two", jobs=("other",)))
         assert leases.acquire(*places, ask("three", jobs=("sft-1",))) == {**had, "joined": True}
-        leases.release(*places, had["lease"], "three")
+        leases.release(*places, "three", True)
         assert leases.living(*places)[0]["running"] == ["sft-1"]
     assert leases.living(*places) == []
 
@@ -128,7 +136,8 @@ class GPUsAreExclusive(RuleBasedStateMachine):
     @rule(token=tokens)
     def release(self, token: str) -> None:
         if token in self.held:
-            leases.release(self.root, self.jobs, self.held.pop(token)["lease"], token)
+            del self.held[token]
+            leases.release(self.root, self.jobs, token, False)
 
     @rule(token=tokens)
     def die(self, token: str) -> None:

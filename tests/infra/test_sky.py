@@ -11,7 +11,7 @@ import pytest
 from infra.errors import MachineError
 from infra.jobs import MachineSession
 from infra.machine import Job, Offsets
-from infra.provision import provision_machine, release_machine
+from infra.provision import provision_machine
 from infra.sky import KEEPER, SkyPilot
 from infra.ssh_machine import SSHMachine
 from rollouts_core.config import MachineConfig
@@ -64,7 +64,12 @@ def rented(sky: Path, small_config: dict[str, object], tmp_path: Path) -> Callab
     def rented() -> MachineSession:
         config = from_data({**small_config, "machine": {"kind": "sky", "accelerator": "H100", "gpus": 2}})
         store = LocalStore(tmp_path / "store")
-        *_, session = provision_machine(config.machine, plan(config), store, open_run(store, config, [], None))
+        run = open_run(store, config, [], None)
+        try:
+            *_, session = provision_machine(config.machine, plan(config), store, run)
+        except BaseException:
+            run.endings.end_all()
+            raise
         assert isinstance(session, MachineSession)
         return session
 
@@ -81,7 +86,7 @@ def test_a_machine_is_rented_used_and_taken_down(rented: Callable[[], MachineSes
     while session.machine.watch("job", Offsets(log=4), 1.0).status.state == "running":
         pass
     assert session.machine.watch("job", Offsets(), 0.0).log == b"0,1\n"
-    release_machine(session)
+    session.run.endings.end_all()
     assert [call[0] for call in calls(sky)] == ["launch", "exec", "down"]
     assert calls(sky)[-1] == ["down", "-y", session.machine.name]
 
@@ -90,7 +95,7 @@ def test_a_machine_that_another_run_uses_is_left_to_it(rented: Callable[[], Mach
     session = rented()
     assert isinstance(session.machine, SSHMachine)
     session.machine.start(Job("job", ("sleep", "30"), {}, 60.0, 60.0, 60.0))
-    release_machine(session)
+    session.run.endings.end_all()
     assert [call[0] for call in calls(sky)] == ["launch", "exec"]
 
 

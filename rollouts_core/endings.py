@@ -1,0 +1,62 @@
+"""What must be ended when its owner ends: jobs, leases, rented machines, connections.
+
+Decision: an ending is noted before the thing begins, and removed after the thing has ended. An interrupt (Ctrl-C,
+SIGTERM, a timeout) may come at any line. If the ending were noted after the start, an interrupt in between would leave
+something running that nobody knows of.
+
+Decision: an ending may be called twice. An interrupt while things are ended leaves the rest noted, and the next owner
+outwards ends the rest.
+"""
+
+import logging
+from collections.abc import Callable
+
+from rollouts_core.errors import RolloutsError
+
+logger = logging.getLogger("rollouts.machines")
+
+
+class Endings:
+    """What is to be ended, by name, in the order in which it began. Safe to use from several threads.
+
+    At the end of a `with` block all that is noted is ended, and again what an interrupt of that has left.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, Callable[[], object]] = {}
+        self._over = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.end_all()
+        finally:
+            self.end_all()
+
+    def note(self, name: str, end: Callable[[], object]) -> None:
+        """Before it begins. `end` must do no harm when called twice, or before the beginning.
+
+        Raises `RolloutsError` once everything has been ended: nothing may begin any more.
+        """
+        self._ends[name] = end
+        if self._over:
+            del self._ends[name]
+            raise RolloutsError(f"{name} is not started: what wanted it is ending")
+
+    def forget(self, name: str) -> None:
+        """It has ended."""
+        self._ends.pop(name, None)
+
+    def end_all(self) -> None:
+        """The last first. What fails to end is told of, and does not keep the others from ending."""
+        self._over = True
+        while names := list(self._ends):
+            self._end(names[-1])
+
+    def _end(self, name: str) -> None:
+        try:
+            self._ends[name]()
+        except Exception as error:
+            logger.warning("%s could not be ended: %s", name, error)
+        self.forget(name)
