@@ -30,7 +30,7 @@ test-vllm: install-dev .engines/vllm
 	$(BIN)/pytest -m vllm
 
 test-verifiers: .engines/verifiers
-	.engines/verifiers/bin/python -m pytest --noconftest -m verifiers tests/rollouts_core/test_verifiers.py
+	.engines/verifiers/bin/python -m pytest --noconftest -m verifiers tests/rollouts_core/environments/test_verifiers.py
 
 engines: .engines/sglang .engines/vllm
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from flows import housekeeping, machines
 from flows.preflight import check_inputs, place_store, store_named, store_of
 from rollouts_core.config import PipelineConfig
-from rollouts_core.config_files import load_config
+from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput, RolloutsError
 
 INTERRUPTED = 130
@@ -96,8 +96,8 @@ def eval_command(options: argparse.Namespace) -> int:
 
 
 def plan_command(options: argparse.Namespace) -> int:
+    from rollouts_core.stages.explain import explain
     from rollouts_core.stages.plan import plan
-    from rollouts_core.stages.why import explain
 
     config = _config(options)
     explanations = explain(plan(config), store_of(config), config.machine)

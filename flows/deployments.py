@@ -24,7 +24,7 @@ from flows.forms import filled_in
 from flows.preflight import check_server, place_store
 from infra.inventory import load_inventory
 from rollouts_core.config import MachineConfig, PipelineConfig
-from rollouts_core.config_files import load_config, to_data
+from rollouts_core.config.loading import load_config, to_data
 from rollouts_core.errors import BadInput
 
 POOL = "rollouts"

@@ -7,9 +7,9 @@ from prefect.runtime import flow_run
 
 from flows.preflight import HOME, check_inputs, outputs_of, store_of
 from flows.supervisor import end_with_worker
-from infra.provision import this_machine
+from infra.provisioning.provision import this_machine
 from rollouts_core.config import EvaluationConfig, PipelineConfig, StoreConfig
-from rollouts_core.config_files import load_config
+from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunRecord, find_run
 from rollouts_core.stages.plan import evaluations_alone

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from flows.preflight import store_named
-from infra.follow import Lines, LogLine, watching
-from infra.machine import Machine, Offsets
-from infra.provision import reach_machine
+from infra.jobs.follow import Lines, LogLine, watching
+from infra.machines.machine import Machine, Offsets
+from infra.provisioning.provision import reach_machine
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.observe.runs import JobRecord, RunRecord, find_run
 from rollouts_core.store.locks import born

@@ -28,7 +28,7 @@ def ls_command(options: argparse.Namespace) -> int:
 
 def check_command(options: argparse.Namespace) -> int:
     """Exit status 1 when something would make a run fail there."""
-    from infra.check import check_machine
+    from infra.machines.check import check_machine
 
     findings = []
     for finding in check_machine(options.name, find_host(options.name)):

@@ -10,13 +10,12 @@ from pydantic import Field
 
 from flows.preflight import check_inputs, outputs_of, store_of
 from flows.supervisor import end_with_worker
-from infra.provision import this_machine
+from infra.provisioning.provision import this_machine
 from rollouts_core.config import PipelineConfig
 from rollouts_core.observe.runs import RunRecord
 from tasks.bootstrap import bootstrap
 from tasks.dpo import dpo
 from tasks.evaluate import evaluate
-from tasks.making import ArtifactRef
 from tasks.provision import provision
 from tasks.report import report
 from tasks.rl import rl
@@ -24,6 +23,7 @@ from tasks.run import recording
 from tasks.serve import serve
 from tasks.sft import sft
 from tasks.showing import show_plan
+from tasks.stage_task import ArtifactRef
 from tasks.sync import sync
 from tasks.tokenize import tokenize
 from tasks.tracking import tracking

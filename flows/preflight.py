@@ -1,5 +1,6 @@
 """What is looked at before anything starts: places, inputs, rewards, the Prefect server."""
 
+import importlib.util
 import json
 import os
 import urllib.error
@@ -9,10 +10,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from infra.needs import check_task_runner, fitting_hosts, passed_variables
-from rollouts_core.algorithms import CustomAlgorithm
-from rollouts_core.config import PipelineConfig
-from rollouts_core.environments.named import check_environment, load_environment
+from infra.machines.requirements import fitting_hosts, passed_variables
+from rollouts_core.config import PipelineConfig, TokenizationConfig
+from rollouts_core.config.algorithms import CustomAlgorithm
+from rollouts_core.environments.registry import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
 from rollouts_core.observe.trackers import check_tracking
@@ -25,6 +26,8 @@ from rollouts_core.user_code import load_function
 
 STORE_VARIABLE = "ROLLOUTS_STORE"
 HOME = Path(".rollouts")
+TASK_RUNNERS = {"dask": "prefect_dask", "ray": "prefect_ray"}
+"""The packages of Prefect's integrations."""
 SERVER_DEADLINE = 5.0
 
 
@@ -69,7 +72,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
         checks.append(partial(load_function, config.rl.algorithm.function, {}, "algorithm"))
     if config.environment is not None:
         checks.append(partial(_check_environment, config))
-    checks.append(partial(check_task_runner, config.data.tokenization))
+    checks.append(partial(_check_task_runner, config.data.tokenization))
     checks.append(partial(check_tracking, config.tracking))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
@@ -95,6 +98,16 @@ def _check_environment(config: PipelineConfig) -> None:
     environment = load_environment(config.environment.name)
     if config.machine.kind == "local":
         check_environment(environment)
+
+
+def _check_task_runner(settings: TokenizationConfig) -> None:
+    """Raises `BadInput` when the package of the cluster's task runner is not installed."""
+    package = TASK_RUNNERS.get(settings.task_runner)
+    if package and importlib.util.find_spec(package) is None:
+        raise BadInput(
+            f"data.tokenization.task_runner: {settings.task_runner} needs the package {package.replace('_', '-')}: "
+            f"install rollouts[{settings.task_runner}]"
+        )
 
 
 def check_server(url: str) -> None:

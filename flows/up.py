@@ -22,9 +22,9 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows import supervisor
 from flows.deployments import POOL, deployments_of, read_configs, register, write_prefect_yaml
-from flows.led_here import cancel_runs, tell_lost_runs
 from flows.preflight import outputs_of
 from flows.server import free_port, stop, wait_until_healthy
+from flows.worker_runs import cancel_runs, tell_lost_runs
 from rollouts_core.errors import BadInput, RolloutsError
 from tasks.showing import PAGES
 

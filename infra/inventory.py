@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rollouts_core.config.schema import part
 from rollouts_core.errors import BadInput
-from rollouts_core.parts import part
 
 VARIABLE = "ROLLOUTS_MACHINES"
 

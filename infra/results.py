@@ -4,9 +4,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.jobs import MachineSession
+from infra.jobs.session import MachineSession
 from rollouts_core.config import ResultsConfig
-from rollouts_core.observe.made import made_of, write_made
+from rollouts_core.observe.provenance import made_of, write_made
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.fetch import fetch

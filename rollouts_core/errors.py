@@ -1,7 +1,8 @@
 """Named errors.
 
 Two families matter to whoever catches them. A `BadInput` is a person's to mend: retrying is pointless, so
-nothing retries it. Anything else may be a passing fault of a machine; `infra.jobs` says which of those a retry mends.
+nothing retries it. Anything else may be a passing fault of a machine; `infra.jobs.stage_job` says which of those a
+retry mends.
 """
 
 from collections.abc import Sequence

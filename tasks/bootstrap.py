@@ -3,11 +3,11 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.environment import check_environment, environment_artifact, prepare_environment
-from infra.jobs import MachineSession
-from infra.ssh_machine import SSHMachine
+from infra.jobs.session import MachineSession
+from infra.machines.ssh_machine import SSHMachine
+from infra.python_envs.trainer import check_environment, environment_artifact, prepare_environment
 from rollouts_core.store.manifest import ArtifactId
-from tasks.making import WAITING_TASK, ArtifactRef, cached, recorded, run_name, say
+from tasks.stage_task import WAITING_TASK, ArtifactRef, cached, recorded, run_name, say
 
 
 @task(name="bootstrap", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.jobs import MachineSession
-from infra.provision import provision_machine
+from infra.jobs.session import MachineSession
+from infra.provisioning.provision import provision_machine
 from rollouts_core.config import MachineConfig
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.store.store import Store
-from tasks.making import WAITING_TASK, recorded, run_name, say
+from tasks.stage_task import WAITING_TASK, recorded, run_name, say
 
 
 @contextmanager

@@ -6,16 +6,16 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.jobs import MachineSession
+from infra.jobs.session import MachineSession
 from rollouts_core.config import PipelineConfig
-from rollouts_core.config_files import to_data
+from rollouts_core.config.loading import to_data
 from rollouts_core.observe.evaluations import compare_in_order, compare_with_run, read_evaluations
 from rollouts_core.observe.report import write_report
 from rollouts_core.observe.runs import AccuracyRecord, RunRecord, find_run
 from rollouts_core.observe.viewer import write_viewer
 from rollouts_core.stages.plan import Plan
-from tasks.making import LIGHT_TASK, recorded, run_name
 from tasks.showing import show_accuracies, show_pages
+from tasks.stage_task import LIGHT_TASK, recorded, run_name
 
 
 @task(name="report", task_run_name=run_name, cache_policy=NO_CACHE, **LIGHT_TASK)

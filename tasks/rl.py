@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.jobs import MachineSession
+from infra.jobs.session import MachineSession
 from rollouts_core.stages.stage import Stage
-from tasks.making import JOB_TASK, ArtifactRef, make, run_name
+from tasks.stage_task import JOB_TASK, ArtifactRef, make, run_name
 
 
 @task(name="rl", task_run_name=run_name, cache_policy=NO_CACHE, **JOB_TASK)

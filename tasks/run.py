@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from infra.environment import environment_artifact
+from infra.python_envs.trainer import environment_artifact
 from rollouts_core.config import MachineConfig, PipelineConfig
 from rollouts_core.housekeeping.gc import wait_for_gc
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh

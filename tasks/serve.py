@@ -12,11 +12,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from infra.jobs import MachineSession
-from infra.serve import end_servers, start_servers
+from infra.jobs.session import MachineSession
+from infra.servers.start import end_servers, start_servers
 from rollouts_core.config import EngineConfig
 from rollouts_core.stages.stage import Stage
-from tasks.making import WAITING_TASK, recorded, run_name, say
+from tasks.stage_task import WAITING_TASK, recorded, run_name, say
 
 
 @contextmanager

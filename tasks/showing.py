@@ -13,16 +13,16 @@ from urllib.parse import quote
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from infra.jobs import MachineSession
+from infra.jobs.session import MachineSession
 from infra.results import fetch_file
 from rollouts_core.config import MachineConfig
+from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.observe.charts import Records, Training, training_charts
 from rollouts_core.observe.evaluations import name_of
-from rollouts_core.observe.metrics import read_jsonl
 from rollouts_core.observe.runs import RunRecord
+from rollouts_core.stages.explain import explain
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.why import explain
 from rollouts_core.store.store import Store
 
 PAGES = "ROLLOUTS_PAGES"

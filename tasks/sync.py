@@ -5,11 +5,11 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.jobs import MachineSession
+from infra.jobs.session import MachineSession
 from infra.results import bring_home
 from rollouts_core.config import ResultsConfig
 from rollouts_core.stages.plan import Plan
-from tasks.making import WAITING_TASK, ArtifactRef, recorded, run_name
+from tasks.stage_task import WAITING_TASK, ArtifactRef, recorded, run_name
 
 
 @task(name="sync", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)

@@ -3,10 +3,10 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.jobs import MachineSession
+from infra.jobs.session import MachineSession
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.stage import Stage
-from tasks.making import JOB_TASK, ArtifactRef, make, run_name
+from tasks.stage_task import JOB_TASK, ArtifactRef, make, run_name
 from tasks.tokenize_parts import tokenize_in_parts
 
 

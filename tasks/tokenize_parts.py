@@ -16,18 +16,19 @@ from prefect.futures import as_completed
 from prefect.logging import get_run_logger
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from infra.follow import LogLine
-from infra.jobs import MachineSession, job_name, make_in_job
-from infra.machine import new_name
-from infra.provision import this_machine
+from infra.jobs.follow import LogLine
+from infra.jobs.session import MachineSession
+from infra.jobs.stage_job import job_name, make_in_job
+from infra.machines.machine import new_name
+from infra.provisioning.provision import this_machine
 from rollouts_core.config import MachineConfig, TokenizationConfig
 from rollouts_core.observe.runs import RunLog, RunRecord
-from rollouts_core.stages.parts import parts_of
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.tokenize_parts import parts_of
 from rollouts_core.store.store import open_store
 from tasks.events import StageProgress, announce
-from tasks.making import JOB_TASK, run_name
+from tasks.stage_task import JOB_TASK, run_name
 
 
 @dataclass(frozen=True)

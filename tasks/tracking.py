@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollouts_core.config import PipelineConfig
-from rollouts_core.config_files import to_data
-from rollouts_core.observe.metrics import MetricsLogger
+from rollouts_core.config.loading import to_data
+from rollouts_core.metrics.loggers import MetricsLogger
 from rollouts_core.observe.trackers import trackers
 from tasks.events import StageProgress, logger
 

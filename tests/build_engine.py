@@ -5,8 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from infra.engine_environment import CHECKS, packages_of
 from infra.host import environment
+from infra.python_envs.engine import CHECKS, packages_of
 from tests.servers import ENGINES
 
 

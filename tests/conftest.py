@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rollouts_core.config_files import from_data
+from rollouts_core.config.loading import from_data
 from tests.addition import MODEL, PROBLEMS, write_addition
 from tests.hosts import HostMachine, hosts_impossible, two_hosts, write_inventory
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from infra.host import jobs
-from infra.serving import ServedModel, serve_job
+from infra.servers.commands import ServedModel, serve_job
 from rollouts_core.config import EngineConfig
 from rollouts_core.inference.replicas import SupervisedServers
 

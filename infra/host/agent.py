@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.host import environment, jobs, leases, runner, servers, trees
+from infra.host import environment, gpu_leases, jobs, runner, servers, trees
 from infra.host.facts import facts
 from rollouts_core.store.flush import flush
 
@@ -83,7 +83,7 @@ def serve(work: Path) -> int:
 
 def start(work: Path, job: Mapping[str, Any], variables: Mapping[str, str], lease: str | None, token: str) -> bool:
     """Start a job on a lease; False when the lease has lapsed."""
-    if lease is not None and not leases.use(work / "leases", _name(lease), _name(token), _name(job["name"])):
+    if lease is not None and not gpu_leases.use(work / "leases", _name(lease), _name(token), _name(job["name"])):
         return False
     jobs.start(work / "store" / "jobs", {**job, "name": _name(job["name"])}, jobs.runner_command(), variables)
     return True
@@ -185,22 +185,22 @@ def imports(work: Path, python: str, check: str) -> dict[str, Any]:
 def busy(work: Path) -> dict[str, Any]:
     """Jobs that run, and leases."""
     store_jobs = work / "store" / "jobs"
-    return {"jobs": jobs.running(store_jobs), "leases": leases.living(work / "leases", store_jobs)}
+    return {"jobs": jobs.running(store_jobs), "leases": gpu_leases.living(work / "leases", store_jobs)}
 
 
 def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
     _name(ask["token"])
-    return leases.acquire(work / "leases", work / "store" / "jobs", ask)
+    return gpu_leases.acquire(work / "leases", work / "store" / "jobs", ask)
 
 
 def renew(work: Path, lease: str | None, token: str) -> bool:
     """Also keeps the connection's agent, and a rented host, from ending as idle."""
     (work / "alive").touch()
-    return lease is None or leases.renew(work / "leases", _name(lease), _name(token))
+    return lease is None or gpu_leases.renew(work / "leases", _name(lease), _name(token))
 
 
 def release(work: Path, token: str, for_good: bool) -> None:
-    leases.release(work / "leases", work / "store" / "jobs", _name(token), for_good)
+    gpu_leases.release(work / "leases", work / "store" / "jobs", _name(token), for_good)
 
 
 CALLS: dict[str, Callable[..., Any]] = {

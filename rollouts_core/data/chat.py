@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollouts_core.data.messages import Data
 from rollouts_core.data.rendering import ASSISTANT, Rendered, chat_format, render_conversation
-from rollouts_core.types import Message
+from rollouts_core.types import Data, Message
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.int8]

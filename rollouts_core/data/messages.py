@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from rollouts_core.config import Role
-from rollouts_core.types import Message, ToolCall
+from rollouts_core.types import Data, Message, ToolCall
 
 ROLES: tuple[str, ...] = get_args(Role)
 REASONING = ("reasoning_content", "reasoning", "thinking")
-
-Data = Mapping[str, Any]
 
 
 def messages_problem(messages: Any, name: str = "messages") -> str:

@@ -19,10 +19,10 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from rollouts_core.data.messages import REASONING, Data, message_to_data
+from rollouts_core.data.messages import REASONING, message_to_data
 from rollouts_core.data.skeletons import MOST, Skeleton, never_looks, skeleton_of, stand_in
 from rollouts_core.errors import BadInput
-from rollouts_core.types import Message
+from rollouts_core.types import Data, Message
 
 Span = tuple[int, int]
 Messages = Sequence[Message]

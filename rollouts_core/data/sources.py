@@ -14,10 +14,10 @@ from typing import Any
 
 from rollouts_core.config import Source
 from rollouts_core.data.files import RawRow, raw_rows
-from rollouts_core.data.messages import Data, message_from_data, messages_problem, tools_from_data, tools_problem
+from rollouts_core.data.messages import message_from_data, messages_problem, tools_from_data, tools_problem
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External
-from rollouts_core.types import Message
+from rollouts_core.types import Data, Message
 
 ANSWERS = ("completion", "text", "chosen", "rejected")
 SPLIT = ("prompt", *ANSWERS)

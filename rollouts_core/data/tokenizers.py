@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.errors import BadInput
-from rollouts_core.stages.specs import TokenizerSpec
 from rollouts_core.types import ToolCall
 
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"

@@ -12,7 +12,6 @@ from typing import Any
 
 from rollouts_core.data.calls import CallFormat, call_format
 from rollouts_core.data.chat import encode_texts
-from rollouts_core.data.messages import Data
 from rollouts_core.data.rendering import (
     ChatFormat,
     Render,
@@ -23,7 +22,7 @@ from rollouts_core.data.rendering import (
     held_until,
 )
 from rollouts_core.errors import BadInput
-from rollouts_core.types import Message, ToolCall
+from rollouts_core.types import Data, Message, ToolCall
 
 THOUGHT = ("<think>", "</think>")
 EXAMPLE = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": ["text"], "object": {"text": 1}}

@@ -7,15 +7,17 @@ whoever has a state can go on from it.
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import anyio
 
 from rollouts_core.concurrency import first_error
 from rollouts_core.environments.environment import Environment
-from rollouts_core.environments.episode import (
+from rollouts_core.environments.tools import failed
+from rollouts_core.errors import ContextOverflow, EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.endpoints.endpoint import Endpoint
+from rollouts_core.types import ToolCall, ToolResult
+from rollouts_core.types.episode import (
     AgentState,
-    Answered,
     Event,
     Observed,
     Replied,
@@ -24,20 +26,6 @@ from rollouts_core.environments.episode import (
     Trajectory,
     apply,
 )
-from rollouts_core.environments.tools import failed
-from rollouts_core.errors import ContextOverflow, EngineRefused, EngineUnavailable, MalformedAnswer
-from rollouts_core.types import ToolCall, ToolResult
-
-
-class Endpoint(Protocol):
-    """A model that answers conversations."""
-
-    async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
-        """The next turn, of at most so many tokens.
-
-        Raises `EngineUnavailable`, `EngineRefused` or `MalformedAnswer` once it has tried as often as it does, and
-        `ContextOverflow` where nothing more fits the model's context.
-        """
 
 
 @dataclass(frozen=True)

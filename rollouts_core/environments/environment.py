@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rollouts_core.environments.episode import AgentState, Replied
 from rollouts_core.environments.tools import Tool, call_tool
 from rollouts_core.types import Message, ToolCall, ToolResult
+from rollouts_core.types.episode import AgentState, Replied
 
 
 class Environment(Protocol):

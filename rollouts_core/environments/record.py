@@ -5,7 +5,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rollouts_core.data.messages import message_from_data, message_to_data
-from rollouts_core.environments.episode import (
+from rollouts_core.types import Message, ToolCall, ToolResult
+from rollouts_core.types.episode import (
     AgentState,
     Answered,
     Event,
@@ -17,7 +18,6 @@ from rollouts_core.environments.episode import (
     Trajectory,
     Usage,
 )
-from rollouts_core.types import Message, ToolCall, ToolResult
 
 KINDS: dict[str, type[Event]] = {"answered": Answered, "observed": Observed, "replied": Replied, "stopped": Stopped}
 

@@ -19,8 +19,7 @@ import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from rollouts_core.data.messages import Data
-from rollouts_core.types import ToolCall, ToolResult
+from rollouts_core.types import Data, ToolCall, ToolResult
 
 SAID = 2000
 """Characters of an error that the model is told."""

@@ -18,11 +18,11 @@ import anyio
 
 from rollouts_core.data.messages import message_from_data
 from rollouts_core.environments.environment import Environment
-from rollouts_core.environments.episode import AgentState, Replied
 from rollouts_core.environments.tools import Tool, failed, tool
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.reward import Reward, RewardFunction
 from rollouts_core.types import Message, Sample, ToolCall, ToolResult
+from rollouts_core.types.episode import AgentState, Replied
 
 LIVE = "verifiers"
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollouts_core.data.messages import message_to_data
-from rollouts_core.observe.metrics import JSONLLogger, end_lines, read_jsonl
+from rollouts_core.metrics.loggers import JSONLLogger, end_lines, read_jsonl
 from rollouts_core.rollout.episodes import Episode
 from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
 from rollouts_core.types import Prompt, Sample

@@ -14,17 +14,18 @@ from typing import Any
 import anyio
 
 from rollouts_core.concurrency import first_error
-from rollouts_core.environments.agent import Endpoint, RunConfig, run_agent
+from rollouts_core.environments.agent import RunConfig, run_agent
 from rollouts_core.environments.environment import Environment, Functions
-from rollouts_core.environments.episode import StopReason
 from rollouts_core.errors import BadInput, RewardFailed, RolloutsError
 from rollouts_core.evaluation.report import EvaluationReport, report_of
 from rollouts_core.evaluation.results import EvaluationJournal, Result, failed_result, result_of
+from rollouts_core.inference.endpoints.endpoint import Endpoint
 from rollouts_core.rewards.reward import AnyReward
 from rollouts_core.rewards.scoring import Scoring, ScoringSettings
 from rollouts_core.rollout.episodes import Episode, last_words, status_of
 from rollouts_core.rollout.groups import Answer
 from rollouts_core.types import Message, Prompt, Sample
+from rollouts_core.types.episode import StopReason
 
 Answerer = Callable[[Prompt, int], Awaitable[Answer]]
 """Answers a prompt for the n-th time. Raises `RolloutsError` where it gives up."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollouts_core.config.schema import leaves
 from rollouts_core.observe.runs import RunRecord, find_run
-from rollouts_core.parts import leaves
 from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import Store
 

@@ -8,7 +8,7 @@ from rollouts_core.observe.runs import all_runs
 from rollouts_core.stages.plan import Plan, dependents
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.leases import live_leases
-from rollouts_core.store.making import drop_work
+from rollouts_core.store.maker import drop_work
 from rollouts_core.store.pins import pins
 from rollouts_core.store.store import Store
 

@@ -31,7 +31,7 @@ from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.transports import WeightTransport, load_checkpoint
-from rollouts_core.observe.timing import PhaseTimer
+from rollouts_core.metrics.timing import PhaseTimer
 
 if TYPE_CHECKING:
     import torch

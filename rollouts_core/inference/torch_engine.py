@@ -16,6 +16,7 @@ Decision: new weights make what was cached of running requests worthless, so the
 Legend: B requests of this forward pass, V vocabulary.
 """
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,3 +237,10 @@ class TorchEngine:
         if row < len(self._running):
             self._running[row] = last
             self._decoder.copy_row(len(self._running), row, last.position)
+
+
+def copy_of(model: Any) -> Any:
+    """The same model with its own weights, for an engine beside the trainer."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    copied.set_attn_implementation("sdpa")
+    return copied

@@ -34,7 +34,7 @@ from rollouts_core.inference.members import Members, Problems, for_each, raise_f
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import DiskTransport
-from rollouts_core.observe.timing import PhaseTimer
+from rollouts_core.metrics.timing import PhaseTimer
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.metrics.loggers import read_jsonl
 
 Records = Sequence[Mapping[str, Any]]
 Training = Literal["sft", "dpo", "rl"]

@@ -13,11 +13,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.observe.assets import asset
 from rollouts_core.observe.charts import charts_of, mean_phases
 from rollouts_core.observe.evaluations import Compared, Evaluated, name_of
-from rollouts_core.observe.made import read_made
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.observe.provenance import read_made
 from rollouts_core.observe.runs import RunRecord
 from rollouts_core.observe.viewer import VIEWER
 

@@ -19,10 +19,10 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from rollouts_core.config import PipelineConfig
-from rollouts_core.config_files import save_config
+from rollouts_core.config.loading import save_config
 from rollouts_core.endings import Endings
 from rollouts_core.errors import BadInput, StoreUnavailable
-from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.store.locks import born, is_held, try_lock
 from rollouts_core.store.objects import Objects
 from rollouts_core.store.store import Store

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollouts_core.config import TrackingConfig
 from rollouts_core.errors import BadInput
-from rollouts_core.observe.metrics import MetricsLogger
+from rollouts_core.metrics.loggers import MetricsLogger
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import anyio
 
-from rollouts_core.environments.agent import Endpoint
-from rollouts_core.environments.episode import AgentState
 from rollouts_core.errors import BadInput, MalformedAnswer
+from rollouts_core.inference.endpoints.endpoint import Endpoint
 from rollouts_core.inference.endpoints.openai import openai_endpoint
 from rollouts_core.inference.endpoints.service import Service
-from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.metrics.loggers import JSONLLogger, read_jsonl
 from rollouts_core.rewards.reward import OpenReward, RewardFunction
 from rollouts_core.types import Message, Sample
+from rollouts_core.types.episode import AgentState
 
 TRIES = 3
 """For a verdict of the right form."""

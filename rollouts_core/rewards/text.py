@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 
-from rollouts_core.training.advantages import overlong_penalty
 from rollouts_core.types import Sample
 
 Plain = Callable[[Sample], float]
@@ -30,3 +29,11 @@ def repetition_penalty(n: int = 3) -> Plain:
         return len(set(grams)) / len(grams) - 1.0 if grams else 0.0
 
     return penalty
+
+
+def overlong_penalty(length: int, longest: int, buffer: int) -> float:
+    """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), added to the reward: 0 up to `longest - buffer`
+    tokens, then down in a straight line to -1 at `longest`."""
+    if buffer <= 0:
+        return 0.0
+    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))

@@ -12,13 +12,13 @@ from itertools import pairwise
 from rollouts_core.data.turns import TurnFormat
 from rollouts_core.environments.agent import RunConfig, next_event
 from rollouts_core.environments.environment import Environment
-from rollouts_core.environments.episode import AgentState, Sampled, StopReason, Trajectory
 from rollouts_core.errors import RolloutsError
 from rollouts_core.inference.endpoints.engine import EngineEndpoint, TurnAborted
 from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest
 from rollouts_core.rollout.answers import SampleFailed
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.types import Message, Prompt, Sample, Status
+from rollouts_core.types.episode import AgentState, Sampled, StopReason, Trajectory
 
 CUT_SHORT = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS)
 

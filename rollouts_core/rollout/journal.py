@@ -8,7 +8,7 @@ from its journal has the same gradient.
 
 from pathlib import Path
 
-from rollouts_core.observe.metrics import JSONLLogger, end_lines, read_jsonl
+from rollouts_core.metrics.loggers import JSONLLogger, end_lines, read_jsonl
 from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
 
 

@@ -4,6 +4,7 @@ Decision: a row is a sample, with every number that training reads, so a kept ru
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from rollouts_core.types import Prompt, Sample, Status
 
 if TYPE_CHECKING:
     from rollouts_core.rollout.source import Weights
-    from rollouts_core.training.rl import RLStep
 
 SCHEMA = pa.schema(
     {
@@ -42,12 +42,12 @@ SCHEMA = pa.schema(
 )
 
 
-def keep_batch(directory: Path, step: "RLStep") -> None:
-    """Write the step's samples; whole or not at all."""
-    write_batch(directory / file_of(step.step), list(step.samples))
+def keep_batch(directory: Path, step: int, samples: Sequence[Sample]) -> None:
+    """Write a step's samples; whole or not at all."""
+    write_batch(directory / file_of(step), samples)
 
 
-def write_batch(path: Path, samples: list[Sample]) -> None:
+def write_batch(path: Path, samples: Sequence[Sample]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     pq.write_table(pa.Table.from_pylist([_row(sample) for sample in samples], SCHEMA), unfinished)

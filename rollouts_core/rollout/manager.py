@@ -39,14 +39,8 @@ from rollouts_core.rollout.groups import (
     group_to_data,
 )
 from rollouts_core.rollout.journal import RolloutJournal
+from rollouts_core.rollout.outcomes import ABORTED, Counts, Workshop, refuse_endless_failure, refuse_starvation
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import (
-    ABORTED,
-    Counts,
-    Workshop,
-    refuse_endless_failure,
-    refuse_starvation,
-)
 from rollouts_core.types import Prompt, Sample
 
 ABORT_AGAIN_SECONDS = 0.5

@@ -27,13 +27,8 @@ from rollouts_core.rollout.filters import GroupFilter
 from rollouts_core.rollout.generate import new_groups
 from rollouts_core.rollout.groups import Group, Outcome, best_filled, group_from_data, group_to_data, to_samples
 from rollouts_core.rollout.manager import GeneratedBatch, groups_from_state, samples_of
+from rollouts_core.rollout.outcomes import Counts, Workshop, refuse_endless_failure, refuse_starvation
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import (
-    Counts,
-    Workshop,
-    refuse_endless_failure,
-    refuse_starvation,
-)
 from rollouts_core.types import Sample
 
 

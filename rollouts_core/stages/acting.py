@@ -4,7 +4,7 @@ from typing import Any
 
 from rollouts_core.config import EnvironmentConfig
 from rollouts_core.data.turns import turn_format
-from rollouts_core.environments.named import check_environment, load_environment
+from rollouts_core.environments.registry import check_environment, load_environment
 from rollouts_core.rollout.episodes import Acting
 from rollouts_core.stages.stage import Stage
 

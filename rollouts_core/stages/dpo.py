@@ -6,21 +6,19 @@ longer tell them.
 
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from rollouts_core.data.collate import learnt_tokens
-from rollouts_core.data.prompts import check_vocabulary
 from rollouts_core.data.tokenized import Floats, directories_of, read_preferences
 from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.stages.backends import Backend
 from rollouts_core.stages.policies import first_policy
-from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import DPOSpec
-from rollouts_core.stages.steps import Backend, backend_of, make_policy
-from rollouts_core.stages.work import Work
+from rollouts_core.stages.steps import begin, make_policy
+from rollouts_core.stages.workspace import Work
+from rollouts_core.training.collate import learnt_tokens
 from rollouts_core.training.dpo import (
     DPOTrainingConfig,
     Pair,
@@ -29,8 +27,6 @@ from rollouts_core.training.dpo import (
     run_dpo_training,
     with_reference,
 )
-from rollouts_core.training.models import check_context, seed_torch
-from rollouts_core.training.objectives import create_dpo_loss
 
 
 def run(work: Work) -> dict[str, float]:
@@ -41,12 +37,7 @@ def run(work: Work) -> dict[str, float]:
     pairs, sizes = list(chain(*sources)), list(map(len, sources))
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     model = first_policy(work, spec, tokenizer)
-    check_vocabulary((answer.tokens for answer in chain(*pairs)), model.config.vocab_size)
-    check_context(model, spec.max_length)
-    if work.session.ranks:
-        tell_build(work.session.ranks, work.stage, model)
-    backend = backend_for(model, spec, work.session.ranks)
-    seed_torch(spec.seed, "dpo")
+    backend = begin(work, spec, model, (answer.tokens for answer in chain(*pairs)))
     settings = DPOTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
     used = pairs_used(sizes, settings)
     for index, pair in zip(used, _referred(work, backend, [pairs[index] for index in used], settings), strict=True):
@@ -60,10 +51,6 @@ def run(work: Work) -> dict[str, float]:
         lambda start: run_dpo_training(backend, pairs, settings, start, sizes),
     )
     return {name: metrics[name] for name in ("loss", "rewards/accuracies")}
-
-
-def backend_for(model: Any, spec: DPOSpec, ranks: Any = None) -> Backend:
-    return backend_of(model, create_dpo_loss(spec.training.beta), spec, ranks)
 
 
 def _referred(work: Work, backend: Backend, pairs: list[Pair], settings: DPOTrainingConfig) -> list[Pair]:

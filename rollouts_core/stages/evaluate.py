@@ -26,12 +26,12 @@ from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.answers import answer_of
 from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.groups import Answer, Group, answer_samples
+from rollouts_core.rollout.outcomes import answer_group_member
 from rollouts_core.rollout.settings import RolloutConfig
-from rollouts_core.rollout.work import answer_group_member
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.specs import EvaluateSpec
-from rollouts_core.stages.work import Work
+from rollouts_core.stages.workspace import Work
 from rollouts_core.types import Prompt, Sample
 
 RUNNING_REQUESTS = 256

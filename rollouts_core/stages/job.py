@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
-from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.stages.ranks import group_of, help_rank_zero, lead
 from rollouts_core.stages.stage import Stage, stage_from_data
-from rollouts_core.stages.work import Session, make_stage, open_session
+from rollouts_core.stages.workspace import Session, make_stage, open_session
 from rollouts_core.store.store import Store, open_store
 
 EXIT_FAILED = 1

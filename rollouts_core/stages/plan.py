@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rollouts_core.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config import Mixture, PipelineConfig, PretrainedModel, ScratchModel, Source, SourceOrMixture
-from rollouts_core.environments.named import identify_environment
+from rollouts_core.config.algorithms import CustomAlgorithm, Distillation
+from rollouts_core.config.model import TokenizerSpec
+from rollouts_core.environments.registry import identify_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
-from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizerSpec, TokenizeSpec
+from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizeSpec
 from rollouts_core.stages.stage import VERSIONS, Stage
 from rollouts_core.store.identity import External, identify_model, identify_source, identify_teacher
 from rollouts_core.user_code import identify_function

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec
-from rollouts_core.stages.work import Work
+from rollouts_core.stages.workspace import Work
 from rollouts_core.training.models import initial_policy, load_hf_model
 
 

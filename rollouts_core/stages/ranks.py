@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
-from rollouts_core.stages.stage import Stage, stage_from_data, stage_to_data
+from rollouts_core.stages.stage import Stage, stage_from_data
 
 START_SECONDS = 300
 ENDED_BY = "was ended by"
@@ -85,11 +85,6 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
     return statuses[0], ""
 
 
-def tell_build(ranks: Any, stage: Stage, model: Any) -> None:
-    """Have the others make the backend that rank 0 is about to make."""
-    ranks.tell({"do": "build", "stage": stage_to_data(stage), "model": model.config.to_dict()})
-
-
 def help_rank_zero(ranks: Any) -> None:
     """What every other rank does, until rank 0 is done."""
     from rollouts_core.training.fsdp import serve
@@ -102,18 +97,14 @@ def help_rank_zero(ranks: Any) -> None:
 def _built(ranks: Any, stage: Stage, described: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rollouts_core.stages import dpo, rl, sft
+    from rollouts_core.stages.backends import backend_of
     from rollouts_core.training.models import DTYPES
 
+    spec = stage.spec
+    assert isinstance(spec, SFTSpec | DPOSpec | RLSpec), "nothing else trains"
     config = AutoConfig.for_model(described.pop("model_type"), **described)
-    if isinstance(stage.spec, SFTSpec):
-        model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[stage.spec.model.dtype]).to(ranks.device)
-        return sft.backend_for(model, stage.spec, ranks)
-    assert isinstance(stage.spec, DPOSpec | RLSpec), "nothing else trains"
-    model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[stage.spec.dtype]).to(ranks.device)
-    if isinstance(stage.spec, DPOSpec):
-        return dpo.backend_for(model, stage.spec, ranks)
-    return rl.backend_for(model, stage.spec, rl.recipe_for(stage), ranks)
+    dtype = spec.model.dtype if isinstance(spec, SFTSpec) else spec.dtype
+    return backend_of(stage, AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).to(ranks.device), ranks)
 
 
 SIOCGIFADDR = 0x8915

@@ -14,22 +14,21 @@ from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.torch_engine import TorchEngine
-from rollouts_core.observe.metrics import JSONLLogger, read_jsonl
+from rollouts_core.metrics.loggers import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
 from rollouts_core.stages.acting import acting_of
+from rollouts_core.stages.backends import backend_of, recipe_for
 from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.rl import (
-    backend_for,
     buffer_of,
     manager_for,
-    recipe_for,
     reference_for,
     settings_of,
 )
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.work import Session, StageLog, Work, open_session
+from rollouts_core.stages.workspace import Session, StageLog, Work, open_session
 from rollouts_core.store.store import Store
 from rollouts_core.training.models import seed_torch
 from rollouts_core.training.rl import run_rl_training
@@ -66,7 +65,7 @@ def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator
         seed_torch(spec.seed, "rl")
         model = first_policy(work, spec, tokenizer)
         recipe = recipe_for(segment)
-        backend = backend_for(model, spec, recipe)
+        backend = backend_of(segment, model)
         reference = reference_for(work, spec, tokenizer)
         if spec.start > 0:
             backend.load(work.inputs["policy"] / "state")

@@ -13,16 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollouts_core.algorithms import PPO
-from rollouts_core.config import RLConfig
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of, read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.inference.choice import engine_for, shares_device
 from rollouts_core.inference.engine import InferenceEngine
-from rollouts_core.observe.health import Warnings
-from rollouts_core.observe.metrics import JSONLLogger, keep_steps
-from rollouts_core.observe.rollout_records import sample_record
+from rollouts_core.inference.registry import engine_for, shares_device
+from rollouts_core.metrics.health import Warnings
+from rollouts_core.metrics.loggers import JSONLLogger, keep_steps
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.episodes import Acting
@@ -31,19 +28,18 @@ from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.rollout.kept import keep_batch
 from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.overlap import OverlappedRollouts
+from rollouts_core.rollout.records import sample_record
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.acting import acting_of
+from rollouts_core.stages.backends import Backend, recipe_for, stage_backend
 from rollouts_core.stages.policies import first_policy, untrained_policy
-from rollouts_core.stages.ranks import tell_build
 from rollouts_core.stages.specs import RLSpec
-from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.work import Work
+from rollouts_core.stages.workspace import Work
 from rollouts_core.store.identity import is_url
-from rollouts_core.training.algorithms import Recipe, recipe_of
+from rollouts_core.training.algorithms import Recipe
 from rollouts_core.training.backend import TrainFuture
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
-from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import (
     check_context,
@@ -52,15 +48,11 @@ from rollouts_core.training.models import (
     save_policy,
     seed_torch,
 )
-from rollouts_core.training.objectives import Extras, create_rl_loss
 from rollouts_core.training.policy import Policy
-from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import Reference, reference_model, reference_server
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
-from rollouts_core.training.schedule import create_scheduler
 from rollouts_core.types import Prompt
-from rollouts_core.user_code import load_function
 
 
 @dataclass
@@ -69,7 +61,7 @@ class Trainer:
 
     model: Any
     tokenizer: Any
-    backend: FSDPTrainingBackend | PyTorchTrainingBackend
+    backend: Backend
     recipe: Recipe
     reference: Reference | None
     rollouts: GeneratedRollouts
@@ -97,7 +89,7 @@ def run(work: Work) -> dict[str, float]:
             for sample, advantages in zip(step.samples[looked_at], step.advantages[looked_at], strict=True):
                 rollouts.log(sample_record(sample, advantages, trainer.tokenizer), step.step)
             if spec.training.rollouts.keep_batches:
-                keep_batch(work.scratch / "batches", step)
+                keep_batch(work.scratch / "batches", step.step, step.samples)
             if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
                 checkpoints.begin(step.step, partial(_save, trainer))
             if (complete := checkpoints.completed()) is not None:
@@ -148,9 +140,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated, same_thread))
     recipe = recipe_for(work.stage)
-    if work.session.ranks:
-        tell_build(work.session.ranks, work.stage, model)
-    backend = backend_for(model, spec, recipe, work.session.ranks)
+    backend = stage_backend(work, model)
     return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)
 
 
@@ -163,50 +153,6 @@ def buffer_of(work: Work, spec: RLSpec) -> DataBuffer:
         found = [replace(prompt, source_row=rows + prompt.source_row) for prompt in read_prompts(directory)]
         prompts, sizes = [*prompts, *found], [*sizes, len(found)]
     return DataBuffer(prompts, spec.seed, sizes=tuple(sizes), weights=spec.weights)
-
-
-def backend_for(
-    model: Any, spec: RLSpec, recipe: Recipe, ranks: Any = None
-) -> FSDPTrainingBackend | PyTorchTrainingBackend:
-    training = spec.training
-    return create_backend(
-        model,
-        create_rl_loss(recipe, extras_of(training)),
-        Optimization(
-            training.learning_rate,
-            training.optimizer,
-            training.weight_decay,
-            training.max_grad_norm,
-            create_scheduler("constant", training.warmup_steps, 0),
-        ),
-        ranks,
-        temperature=training.temperature,
-        critic=recipe.critic,
-        activation_checkpointing=spec.backend.activation_checkpointing,
-        lora=spec.backend.lora,
-    )
-
-
-def recipe_for(stage: Stage) -> Recipe:
-    spec, custom = stage.spec, stage.external.get("algorithm")
-    assert isinstance(spec, RLSpec), "a segment is RL's"
-    function = load_function(custom.location, {}, "algorithm") if custom else None
-    return recipe_of(spec.training.algorithm, spec.training.max_new_tokens, function)
-
-
-def extras_of(training: RLConfig) -> Extras:
-    rollouts, algorithm = training.rollouts, training.algorithm
-    critic = algorithm if isinstance(algorithm, PPO) else PPO()
-    return Extras(
-        kl_coef=training.kl_coef if training.kl_as == "loss" else 0.0,
-        kl_estimator=training.kl_estimator,
-        entropy_coef=training.entropy_coef,
-        correction=rollouts.correction,
-        ratio_low=rollouts.ratio_low,
-        ratio_high=rollouts.ratio_high,
-        value_coef=critic.value_coef,
-        value_clip=critic.value_clip,
-    )
 
 
 def manager_for(

@@ -1,7 +1,5 @@
 """What each stage's output depends on, apart from its inputs. Imports no torch: plans are made of these."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from rollouts_core.config import (
@@ -19,17 +17,8 @@ from rollouts_core.config import (
     Source,
     TokenizationConfig,
 )
-from rollouts_core.parts import Operational, part
-
-
-@part
-class TokenizerSpec:
-    """Made from the training data, or pretrained: then it is the external input `model`."""
-
-    kind: Literal["character", "byte_bpe", "pretrained"]
-    vocab_size: int | None = None
-    """Of byte_bpe only."""
-    trust_remote_code: bool = False
+from rollouts_core.config.model import TokenizerSpec
+from rollouts_core.config.schema import Operational, part
 
 
 @part

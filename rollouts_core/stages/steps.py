@@ -1,20 +1,26 @@
-"""What SFT and DPO do around their loops: resume, log, save checkpoints, and leave `policy/` and `metrics.jsonl`."""
+"""What SFT and DPO do around their loops: check, resume, log, save, and leave `policy/` and `metrics.jsonl`."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from rollouts_core.data.prompts import check_vocabulary
+from rollouts_core.stages.backends import Backend, stage_backend
 from rollouts_core.stages.specs import DPOSpec, SFTSpec
-from rollouts_core.stages.work import Work
-from rollouts_core.training.backend import LossFunction, Metrics, TrainStep
+from rollouts_core.stages.workspace import Work
+from rollouts_core.training.backend import Metrics, TrainStep
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
-from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.inspection import keeping_nonfinite
-from rollouts_core.training.models import save_policy
-from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
-from rollouts_core.training.schedule import create_scheduler
+from rollouts_core.training.models import check_context, save_policy, seed_torch
 
-Backend = FSDPTrainingBackend | PyTorchTrainingBackend
+
+def begin(work: Work, spec: SFTSpec | DPOSpec, model: Any, tokens: Iterable[Any]) -> Backend:
+    """The backend that trains the model. Raises `BadInput` where the model can't take these tokens, or so many."""
+    check_vocabulary(tokens, model.config.vocab_size)
+    check_context(model, spec.max_length)
+    backend = stage_backend(work, model)
+    seed_torch(spec.seed, work.stage.kind)
+    return backend
 
 
 def make_policy(
@@ -49,22 +55,3 @@ def make_policy(
     save_policy(model, tokenizer, work.out / "policy", backend.get_weights().result())
     shutil.copyfile(work.scratch / "metrics.jsonl", work.out / "metrics.jsonl")
     return metrics
-
-
-def backend_of(model: Any, loss: LossFunction, spec: SFTSpec | DPOSpec, ranks: Any) -> Backend:
-    training = spec.training
-    optimization = Optimization(
-        training.learning_rate,
-        training.optimizer,
-        training.weight_decay,
-        training.max_grad_norm,
-        create_scheduler(training.schedule, training.warmup_steps, training.steps),
-    )
-    return create_backend(
-        model,
-        loss,
-        optimization,
-        ranks,
-        activation_checkpointing=spec.backend.activation_checkpointing,
-        lora=spec.backend.lora,
-    )

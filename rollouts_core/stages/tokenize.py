@@ -22,13 +22,13 @@ from rollouts_core.data.tokenizing import (
     tokenize_prompts,
 )
 from rollouts_core.data.turns import turn_format
-from rollouts_core.environments.named import load_environment
+from rollouts_core.environments.registry import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages import tokenizer as tokenizer_stage
-from rollouts_core.stages.parts import parts_of
 from rollouts_core.stages.specs import TokenizeSpec
+from rollouts_core.stages.tokenize_parts import parts_of
 from rollouts_core.stages.tokenizer import beginning
-from rollouts_core.stages.work import Work
+from rollouts_core.stages.workspace import Work
 
 SHARD_ROWS = 2000
 

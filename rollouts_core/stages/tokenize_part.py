@@ -5,7 +5,7 @@ import shutil
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.stages.specs import TokenizePartSpec
 from rollouts_core.stages.tokenize import make_shards
-from rollouts_core.stages.work import Work
+from rollouts_core.stages.workspace import Work
 
 
 def run(work: Work) -> dict[str, float]:

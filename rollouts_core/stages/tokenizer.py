@@ -4,14 +4,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollouts_core.data.messages import Data
 from rollouts_core.data.sources import MAX_PROBLEMS, Begin, FaultyRow, Row, read_rows
 from rollouts_core.data.tokenizers import call_text, load_tokenizer, save_tokenizer, train_tokenizer
-from rollouts_core.environments.named import load_environment
+from rollouts_core.environments.registry import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
-from rollouts_core.stages.work import Work
-from rollouts_core.types import Message
+from rollouts_core.stages.workspace import Work
+from rollouts_core.types import Data, Message
 
 LEARNT_FROM = ("demonstrations", "preferences", "prompts")
 """A tokenizer is made from these; the held-out rows stay unseen."""

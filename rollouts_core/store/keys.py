@@ -2,7 +2,7 @@
 
 Decision: a key is made by an encoder that raises on whatever it cannot encode exactly, never by pickling or by
 `repr`. Paths are refused as well: a file enters a key through its content, so that moving it changes nothing.
-Operational fields are left out by their type (`rollouts_core.parts`).
+Operational fields are left out by their type (`rollouts_core.config.schema`).
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from rollouts_core.parts import identity_fields
+from rollouts_core.config.schema import identity_fields
 
 
 def key_of(value: Any) -> str:

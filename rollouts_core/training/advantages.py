@@ -83,14 +83,6 @@ def generalized_advantages(
     return advantages, advantages + values
 
 
-def overlong_penalty(length: int, longest: int, buffer: int) -> float:
-    """DAPO's soft punishment of length (arXiv 2503.14476, eq. 13), added to the reward: 0 up to `longest - buffer`
-    tokens, then down in a straight line to -1 at `longest`."""
-    if buffer <= 0:
-        return 0.0
-    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
-
-
 def _by_group(
     rewards: Sequence[float], group_index: Sequence[int], statistic: Callable[[Sequence[float]], float]
 ) -> list[float]:

@@ -17,8 +17,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from rollouts_core import algorithms as named
+from rollouts_core.config import algorithms as named
 from rollouts_core.errors import BadInput
+from rollouts_core.rewards.text import overlong_penalty
 from rollouts_core.training.advantages import (
     Floats,
     batch_normalized,
@@ -26,7 +27,6 @@ from rollouts_core.training.advantages import (
     generalized_advantages,
     leave_one_out_advantages,
     maxrl_advantages,
-    overlong_penalty,
 )
 from rollouts_core.training.losses import (
     Aggregation,

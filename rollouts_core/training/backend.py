@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from rollouts_core.observe.timing import PhaseTimer
+from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.training.packed import Span
 
 T_co = TypeVar("T_co", covariant=True)

@@ -1,6 +1,5 @@
 """Policies as transformers models: from scratch, pretrained, or from an artifact."""
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -85,13 +84,6 @@ def check_teacher(model: Any, tokenizer: Any) -> None:
             f"rl.algorithm.teacher: its vocabulary has {model.config.vocab_size} tokens, and the policy's tokenizer "
             f"{len(tokenizer)}: a teacher shares its pupil's tokenizer"
         )
-
-
-def copy_of(model: Any) -> Any:
-    """The same model with its own weights, for an engine beside the trainer."""
-    copied = copy.deepcopy(model).requires_grad_(False)
-    copied.set_attn_implementation("sdpa")
-    return copied
 
 
 def save_policy(model: Any, tokenizer: Any, directory: Path, weights: Mapping[str, torch.Tensor]) -> None:

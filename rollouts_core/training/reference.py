@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import numpy as np
 
-from rollouts_core.data.collate import learnt
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput, EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.training.backend import ImmediateTrainFuture, TokenScores, TrainBatch
+from rollouts_core.training.collate import learnt
 from rollouts_core.training.streams import Cuts, scores_of
 
 Reference = Callable[[Sequence[Example], Cuts], Sequence[Floats]]

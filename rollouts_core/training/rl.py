@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollouts_core.data.collate import pack_batch
 from rollouts_core.data.tokenized import Example, Floats
-from rollouts_core.observe.timing import PhaseTimer
+from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
 from rollouts_core.training.backend import Metrics, TrainingBackend, combined
+from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.episodes import episodes_of, join, split, turn_rewards, whole
 from rollouts_core.training.reference import Reference
 from rollouts_core.training.rl_metrics import loss_metrics, reward_of, rollout_metrics, staleness_metrics

@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Sequence
 
-from rollouts_core.environments.episode import Observed, StopReason, Trajectory
 from rollouts_core.training.backend import Metrics, combined
 from rollouts_core.training.episodes import episodes_of, whole
 from rollouts_core.types import Sample, Status
+from rollouts_core.types.episode import Observed, StopReason, Trajectory
 
 
 def rollout_metrics(samples: Sequence[Sample]) -> Metrics:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rollouts_core.data.batching import batch_indices
-from rollouts_core.data.collate import learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
-from rollouts_core.observe.timing import PhaseTimer
+from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.training.backend import TrainingBackend, TrainStep, optimizer_step
+from rollouts_core.training.collate import learnt_tokens, pack_batch
 
 
 @dataclass(frozen=True)

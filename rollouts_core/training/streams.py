@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts_core.data.collate import learnt, learnt_tokens, pack_batch
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput
 from rollouts_core.training.backend import TokenScores, TrainBatch, TrainFuture
+from rollouts_core.training.collate import learnt, learnt_tokens, pack_batch
 from rollouts_core.training.losses import Aggregation
 from rollouts_core.types import Sample
 

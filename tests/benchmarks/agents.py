@@ -22,10 +22,10 @@ import anyio
 
 from rollouts_core.environments.agent import RunConfig, run_agent
 from rollouts_core.environments.environment import Functions
-from rollouts_core.environments.episode import AgentState, Answered, Replied, Usage
 from rollouts_core.inference.endpoints.openai import openai_endpoint
 from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.types import Message
+from rollouts_core.types.episode import AgentState, Answered, Replied, Usage
 
 EPISODES, TURNS, ROUNDS = 256, 3, 5
 LIVE = 1024

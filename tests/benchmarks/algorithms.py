@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollouts_core.algorithms import GROUP_ALGORITHMS
+from rollouts_core.config.algorithms import GROUP_ALGORITHMS
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.py"
 KINDS = (*GROUP_ALGORITHMS, "reinforce_plus_plus", "ppo")

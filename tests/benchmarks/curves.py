@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.observe.plots import line_plot
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic.py"

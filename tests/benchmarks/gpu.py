@@ -21,19 +21,18 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from rollouts_core.algorithms import GRPO
-from rollouts_core.data.collate import learnt_tokens, pack_batch
+from rollouts_core.config.algorithms import GRPO
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.data.tokenized import Example
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import GenerationRequest
-from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import generating
 from rollouts_core.training.algorithms import recipe_of
 from rollouts_core.training.backend import LossFunction
-from rollouts_core.training.models import copy_of
+from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_rl_loss
 from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollouts_core.config_files import from_data
+from rollouts_core.config.loading import from_data
 from tests.benchmarks.timing import alternately, report
 
 pytestmark = pytest.mark.benchmark
@@ -21,7 +21,7 @@ from pathlib import Path
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from flows.post_train import post_train
-from rollouts_core.config_files import load_config
+from rollouts_core.config.loading import load_config
 
 config = load_config(Path(sys.argv[1]))
 stages = len(post_train(config).stages)

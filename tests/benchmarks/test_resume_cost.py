@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from configs.arithmetic import config
-from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.stages.plan import plan
-from rollouts_core.stages.work import make_stage, open_session
+from rollouts_core.stages.workspace import make_stage, open_session
 from rollouts_core.store.local import LocalStore
 from rollouts_core.training.checkpoint import Checkpoints
 

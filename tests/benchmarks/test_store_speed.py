@@ -11,7 +11,7 @@ import pytest
 
 from rollouts_core.store.fetch import fetch
 from rollouts_core.store.local import LocalStore
-from rollouts_core.store.making import making
+from rollouts_core.store.maker import making
 from rollouts_core.store.manifest import ArtifactId, Provenance
 from tests.benchmarks.timing import alternately, report
 

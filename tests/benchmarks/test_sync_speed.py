@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.environment import prepare_environment
+from infra.connection.remote import Remote
 from infra.host.trees import Entry
 from infra.inventory import find_host
-from infra.remote import Remote
-from infra.shipping import tree_of
-from infra.ssh_machine import SSHMachine
-from infra.sync import fetch_tree, send_tree
+from infra.machines.ssh_machine import SSHMachine
+from infra.python_envs.trainer import prepare_environment
+from infra.transfer.library import tree_of
+from infra.transfer.sync import fetch_tree, send_tree
 from rollouts_core.config import MachineConfig
 from rollouts_core.store.local import LocalStore
 from tests.benchmarks.timing import alternately, report

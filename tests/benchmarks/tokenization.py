@@ -52,8 +52,8 @@ def main() -> int:
 
 def prepare(directory: Path) -> None:
     """Rows and tokenizer."""
+    from rollouts_core.config.model import TokenizerSpec
     from rollouts_core.data.tokenizers import save_tokenizer, train_tokenizer
-    from rollouts_core.stages.specs import TokenizerSpec
 
     random = np.random.default_rng(0)
     words = ["".join(map(chr, random.integers(97, 123, random.integers(2, 9)))) for _ in range(3000)]

@@ -113,15 +113,14 @@ def trl_sft(grouped: bool = False, packing: bool = False) -> dict[str, float]:
 
 def our_grpo() -> dict[str, float]:
 
-    from rollouts_core.algorithms import GRPO
+    from rollouts_core.config.algorithms import GRPO
     from rollouts_core.data.prompts import DataBuffer
     from rollouts_core.inference.embedded import EmbeddedEngine
-    from rollouts_core.inference.torch_engine import TorchEngine
+    from rollouts_core.inference.torch_engine import TorchEngine, copy_of
     from rollouts_core.rollout.manager import AsyncRolloutManager
     from rollouts_core.rollout.settings import RolloutConfig
     from rollouts_core.rollout.source import generating
     from rollouts_core.training.algorithms import recipe_of
-    from rollouts_core.training.models import copy_of
     from rollouts_core.training.objectives import Extras, create_rl_loss
     from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
     from rollouts_core.training.rl import RLTrainingConfig, run_rl_training

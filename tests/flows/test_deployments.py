@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from flows.deployments import deployments_of, read_configs, write_prefect_yaml
 from flows.forms import filled_in
 from rollouts_core.config import PipelineConfig
-from rollouts_core.config_files import from_data, to_data
+from rollouts_core.config.loading import from_data, to_data
 from rollouts_core.errors import BadInput
 from tests.conftest import Done
 from tests.flows.test_run import post

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.metrics.loggers import read_jsonl
 from tests.addition import PROBLEMS
 from tests.conftest import Done
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.metrics.loggers import read_jsonl
 from tests.conftest import COMMAND_DEADLINE, Done
 from tests.flows.test_ranks import ranks_of
 from tests.flows.test_remote_run import start, training_on, until, variables  # noqa: F401

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
-from rollouts_core import algorithms
 from rollouts_core import config as config_module
-from rollouts_core.config_files import from_data
-from rollouts_core.parts import identity_fields
+from rollouts_core.config import algorithms
+from rollouts_core.config.loading import from_data
+from rollouts_core.config.schema import identity_fields
 from rollouts_core.stages.plan import plan
 
 PLACES = {
@@ -100,9 +100,7 @@ NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
 
 def parts() -> list[Any]:
-    modules = (config_module, algorithms)
-    named = [value for module in modules for value in vars(module).values() if hasattr(value, "__pydantic_fields__")]
-    return list(dict.fromkeys(value for value in named if value.__module__ in {module.__name__ for module in modules}))
+    return [value for value in vars(config_module).values() if hasattr(value, "__pydantic_fields__")]
 
 
 def own_fields() -> list[tuple[str, bool]]:

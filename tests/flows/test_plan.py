@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from rollouts_core.config_files import from_data
+from rollouts_core.config.loading import from_data
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.stage import stage_from_data, stage_to_data
 from rollouts_core.store.fingerprint import code_fingerprint

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.metrics.loggers import read_jsonl
 from tests.conftest import COMMAND_DEADLINE, Done
 from tests.flows.test_run import begin_run, wait_for
 

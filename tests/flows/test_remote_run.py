@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Done, job_process, until
 from tests.hosts import HostMachine
-from tests.rollouts_core.test_resume import TWICE
+from tests.rollouts_core.stages.test_resume import TWICE
 
 Hosts = tuple[HostMachine, HostMachine]
 Rollouts = Callable[..., Done]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rollouts_core.observe.metrics import read_jsonl
+from rollouts_core.metrics.loggers import read_jsonl
 from tests.conftest import COMMAND_DEADLINE, Done, job_process
 
 STAGES = [

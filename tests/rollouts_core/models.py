@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.data.tokenizers import train_tokenizer
-from rollouts_core.stages.specs import TokenizerSpec
 
 VOCABULARY = 24
 CONTEXT = 48

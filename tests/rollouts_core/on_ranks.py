@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rollouts_core.algorithms import PPO
 from rollouts_core.config import LoRAConfig
-from rollouts_core.data.collate import learnt_tokens, pack_batch
+from rollouts_core.config.algorithms import PPO
 from rollouts_core.data.packing import best_fit
 from rollouts_core.training import fsdp
 from rollouts_core.training.algorithms import recipe_of
 from rollouts_core.training.backend import TrainingBackend
+from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_fsdp_backend, serve
 from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_rl_loss
 from rollouts_core.training.optimizers import OptimizerName
 from rollouts_core.training.pytorch import Optimization
 from rollouts_core.training.ranks import join_ranks, leave_ranks
 from tests.rollouts_core.models import tiny_model
-from tests.rollouts_core.test_packed import sequences
+from tests.rollouts_core.training.test_packed import sequences
 
 STEPS = 4
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rollouts_core import algorithms as named
+from rollouts_core.config import algorithms as named
 from rollouts_core.training.algorithms import Recipe, recipe_of
 from rollouts_core.training.backend import TokenScores, TrainBatch
 from rollouts_core.training.objectives import Extras, create_rl_loss

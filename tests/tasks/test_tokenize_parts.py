@@ -10,18 +10,18 @@ from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from infra.errors import JobFailed
-from infra.jobs import MachineSession
-from infra.local import LocalMachine
-from infra.needs import check_task_runner
+from infra.jobs.session import MachineSession
+from infra.machines.local import LocalMachine
+from infra.machines.requirements import check_task_runner
 from rollouts_core.config import TokenizationConfig
-from rollouts_core.config_files import from_data
+from rollouts_core.config.loading import from_data
 from rollouts_core.errors import BadInput
-from rollouts_core.observe.metrics import JSONLLogger
+from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.observe.runs import open_run
-from rollouts_core.stages.parts import parts_of
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.stage import Stage
-from rollouts_core.stages.work import make_stage, open_session
+from rollouts_core.stages.tokenize_parts import parts_of
+from rollouts_core.stages.workspace import make_stage, open_session
 from rollouts_core.store.local import LocalStore
 from tasks.tokenize import tokenize
 from tests.conftest import job_process

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollouts_core.environments.environment import Functions
-from rollouts_core.environments.episode import AgentState, Replied
 from rollouts_core.types import Message
+from rollouts_core.types.episode import AgentState, Replied
 
 NUMBER = re.compile(r"-?\d+")
 

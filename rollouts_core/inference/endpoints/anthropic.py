@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rollouts_core.environments.episode import AgentState, Answered, Usage
 from rollouts_core.errors import EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.endpoints.client import Client, connected
 from rollouts_core.inference.endpoints.openai import call_of
 from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.types import Message, ToolCall
+from rollouts_core.types.episode import AgentState, Answered, Usage
 
 VERSION = "2023-06-01"
 MAX_TOKENS = 4096

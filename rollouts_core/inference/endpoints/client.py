@@ -18,9 +18,9 @@ from typing import Any
 import aiohttp
 import anyio
 
-from rollouts_core.environments.episode import Usage
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.types.episode import Usage
 
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 60.0

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
-from rollouts_core.environments.episode import AgentState, Answered, Sampled, Usage
 from rollouts_core.errors import BadInput, ContextOverflow, MalformedAnswer, RolloutsError
 from rollouts_core.inference.engine import Completion, GenerationRequest, joined
 from rollouts_core.inference.sampling import request_seed
+from rollouts_core.types.episode import AgentState, Answered, Sampled, Usage
 
 Tokens = tuple[int, ...]
 PIECE = 16

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rollouts_core.environments.episode import AgentState, Answered, Usage
 from rollouts_core.errors import EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.endpoints.client import Client, connected
 from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.types import Message, ToolCall
+from rollouts_core.types.episode import AgentState, Answered, Usage
 
 
 @asynccontextmanager

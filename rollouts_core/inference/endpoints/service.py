@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts_core.environments.episode import Usage
 from rollouts_core.errors import BadInput
+from rollouts_core.types.episode import Usage
 
 
 @dataclass(frozen=True)

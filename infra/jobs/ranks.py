@@ -1,0 +1,131 @@
+"""One training over several machines: the job that makes the stages on one, a job of ranks on each of the others.
+
+Decision: a group is as many jobs as machines. Nothing new watches over them: each has its runner, ranks end when their
+connection to rank 0 does, and whoever follows the first job looks after the others and ends all when one is gone.
+
+The ranks meet on a port of the first machine that the others reach by its `address`, and talk to each other over that
+network. It is the one thing that does not stay on a loopback: it carries no secret, and belongs on a network of the
+machines' own.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from infra.errors import JobFailed
+from infra.jobs.follow import Lines, LogLine
+from infra.machines.machine import Job, JobStatus, Offsets
+from infra.machines.ssh_machine import SSHMachine
+from rollouts_core.stages.ranks import ENDED_BY, Group
+
+LOOK_SECONDS = 2.0
+AWAY_SECONDS = 600.0
+"""A machine that has not answered for so long, while the first one does, is taken to be gone."""
+END_SECONDS = 15.0
+"""How long the ranks of one machine may take to notice that those of another are gone."""
+UNDECIDED = ("running", "unreachable")
+LAST_LINES = 15
+PORTS = range(20000, 32000)
+"""Below those that systems give to outgoing connections."""
+
+
+def meeting(first: SSHMachine, peers: Sequence[SSHMachine], processes: int) -> dict[str, object]:
+    """The group as the first machine's job is told of it: `group_of` reads it there."""
+    host = first.remote.host
+    return asdict(Group(processes, 1 + len(peers), 0, host.address or host.host, secrets.choice(PORTS)))
+
+
+def ranks_of(job: str) -> str:
+    """The name of the jobs of ranks that belong to a job."""
+    return f"{job}-ranks"
+
+
+def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
+    """What runs on each of the others; `job` is told of the group."""
+    return [
+        replace(
+            job,
+            name=ranks_of(job.name),
+            command=(peer.python, *job.command[1:]),
+            spec={"stages": [], "device": job.spec["device"], "group": {**job.spec["group"], "node": node}},
+        )
+        for node, peer in enumerate(peers, 1)
+    ]
+
+
+def watch_peers(peers: Sequence[SSHMachine], job: str) -> "PeerWatch":
+    """From the beginning of what their current attempts have printed; `job` is the first machine's."""
+    ranks = ranks_of(job)
+    return PeerWatch(peers, ranks, {peer.name: peer.attempt(ranks) for peer in peers})
+
+
+@dataclass
+class PeerWatch:
+    """Looks now and then how the ranks on the others are."""
+
+    peers: Sequence[SSHMachine]
+    job: str
+    """That of the ranks."""
+    _seen: dict[str, Offsets]
+    """How far what each has printed is read."""
+    _lines: dict[str, Lines] = field(default_factory=dict)
+    _last: dict[str, list[str]] = field(default_factory=dict)
+    _heard: dict[str, float] = field(default_factory=dict)
+    _looked: float = 0.0
+
+    def look(self, now: bool = False) -> Iterator[LogLine]:
+        """What they have printed. Raises `JobFailed` naming the machine whose ranks are gone."""
+        if not now and time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        for peer in self.peers:
+            yield from self._look(peer)
+
+    def blame(self) -> Iterator[LogLine]:
+        """Once the first machine's job has failed: as `look`, when the ranks' jobs have had time to end."""
+        end = time.monotonic() + END_SECONDS
+        while waiting := [status for peer in self.peers if (status := self._status(peer)).state in UNDECIDED]:
+            if time.monotonic() > end:
+                break
+            time.sleep(LOOK_SECONDS / 10)
+        yield from self.look(now=True)
+        for status in waiting:
+            if status.state == "unreachable":
+                yield from _fail(status.message, [])
+
+    def _look(self, peer: SSHMachine) -> Iterator[LogLine]:
+        at = self._seen[peer.name]
+        lines, last = self._lines.setdefault(peer.name, Lines()), self._last.setdefault(peer.name, [])
+        heard = self._heard.setdefault(peer.name, time.monotonic())
+        watched = peer.watch(self.job, at, 0.0)
+        if watched.status.state == "unreachable":
+            if time.monotonic() - heard > AWAY_SECONDS:
+                yield from _fail(watched.status.message, last)
+            return
+        self._heard[peer.name] = time.monotonic()
+        self._seen[peer.name] = Offsets(at.log + len(watched.log), at.metrics)
+        for line in lines.take(watched.log):
+            last[:] = [*last, line][-LAST_LINES:]
+            yield LogLine(f"{peer.name}: {line}")
+        if how := _gone(watched.status):
+            yield from _fail(f"{peer.name}: {how}", last)
+
+    def _status(self, peer: SSHMachine) -> JobStatus:
+        return peer.watch(self.job, self._seen[peer.name], 0.0).status
+
+
+def _fail(what: str, last: Sequence[str]) -> Iterator[LogLine]:
+    """Said at once, for a retry may mend it and nobody see the error."""
+    message = f"{what}; the group has been ended"
+    yield LogLine(message)
+    raise JobFailed(message, tuple(last), mendable=True)
+
+
+def _gone(status: JobStatus) -> str:
+    """How ranks were lost, those apart that ended because others had; empty where they were not."""
+    if status.state in ("lost", "absent"):
+        return "its ranks were killed"
+    if status.state == "finished" and status.reason != "exited":
+        return f"its ranks were ended ({status.reason})"
+    return status.message if ENDED_BY in status.message else ""

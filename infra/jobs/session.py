@@ -1,0 +1,98 @@
+"""A machine as one run holds it, and how far the output of its jobs has been read."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.errors import Unreachable
+from infra.jobs.follow import Lines, LogLine
+from infra.jobs.ranks import PeerWatch
+from infra.machines.machine import Job, Machine
+from infra.machines.ssh_machine import SSHMachine
+from rollouts_core.config import MachineConfig
+from rollouts_core.observe.runs import RunLog
+from rollouts_core.store.manifest import ArtifactId, Manifest
+from rollouts_core.store.store import Store
+
+LAST_LINES = 15
+
+logger = logging.getLogger("rollouts.machines")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` steps of a stage, with the metrics of the last."""
+
+    stage: str
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+    step: int = 0
+    """Of the whole training, where it has several stages."""
+
+
+@dataclass
+class Cursor:
+    """How far a job's output has been read, and its last lines."""
+
+    log: int
+    metrics: int
+    found: frozenset[str]
+    """The stages whose artifacts were there before this run asked for the job."""
+    lines: Lines = field(default_factory=Lines)
+    records: Lines = field(default_factory=Lines)
+    ahead: list[LogLine | Progress] = field(default_factory=list)
+    """Progress of stages whose turn has not come: the job may be ahead of whoever follows it."""
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+
+@dataclass(frozen=True)
+class MachineSession:
+    """A machine as one run holds it: where its artifacts are, how long jobs may take, what has been read of them."""
+
+    machine: Machine
+    store: Store
+    settings: MachineConfig
+    run: RunLog
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    services: dict[str, Job] = field(default_factory=dict)
+    """Jobs that others need beside them while they run, by the name of those."""
+    peers: tuple[SSHMachine, ...] = ()
+    """Machines whose ranks train along with the machine's."""
+    watches: dict[str, PeerWatch] = field(default_factory=dict)
+    """Who looks after the peers' ranks, by the name of the job that they belong to."""
+    asked_by: str | None = None
+    """Who else asks for the session's jobs, and may cancel them."""
+
+    def has(self, artifact: ArtifactId) -> bool:
+        """Whether the artifact is in the store here or on the machine."""
+        return self.store.has(artifact) or self.machine.has(artifact)
+
+    def manifest(self, artifact: ArtifactId) -> Manifest:
+        """Raises `StoreError` when the artifact is neither here nor there."""
+        return (self.store if self.store.has(artifact) else self.machine).manifest(artifact)
+
+    def expect(self, stage: str, job: Job, machine: Machine) -> None:
+        """Call this before a job is started: it records the job, for `rollouts cancel`, and ends it with the run."""
+        self.run.job(stage, machine.name, job.name, None)
+        self.run.endings.note(_named(job, machine), lambda: self.end(job, machine))
+
+    def end(self, job: Job, machine: Machine) -> bool:
+        """Cancel a job; returns whether it was running. If its machine is away, say so and leave it to its limits."""
+        was_there = False
+        try:
+            was_there = machine.cancel(job.name, job.asked_by[0])
+        except Unreachable as error:
+            advice = f"job {job.name} may run on there; `rollouts cancel` ends it when the machine is back"
+            logger.warning("%s: %s", error, advice)
+        self.forget(job, machine)
+        return was_there
+
+    def forget(self, job: Job, machine: Machine) -> None:
+        """It has ended."""
+        self.run.endings.forget(_named(job, machine))
+
+
+def _named(job: Job, machine: Machine) -> str:
+    return f"job {job.name} on {machine.name}"

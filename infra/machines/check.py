@@ -1,0 +1,88 @@
+"""Whether a machine is fit: what is looked at, what was found, what to do about it."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infra.connection.remote import Remote
+from infra.errors import MachineError
+from infra.host import gpu_leases
+from infra.inventory import Host
+from rollouts_core.errors import BadInput
+
+MIN_FREE_BYTES = 2**30
+MAX_SKEW_SECONDS = 300.0
+CHECK_PATIENCE = 5.0
+MIB_PER_GB = 1000**3 / 2**20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: Literal["ok", "warning", "failed"]
+    found: str
+    advice: str = ""
+
+
+def check_machine(name: str, host: Host) -> Iterator[Finding]:
+    """Everything a run needs of a machine, one finding after another; it ends early where nothing more can be seen."""
+    remote = Remote(name, host, CHECK_PATIENCE)
+    try:
+        facts = remote.open().call("facts")
+        busy = remote.call("busy")
+    except BadInput as error:
+        yield Finding("connection", "failed", f"{host.host}:{host.port}", str(error))
+        return
+    except MachineError as error:
+        advice = "is it on, is the port right, is a firewall or a jump host between?"
+        yield Finding("connection", "failed", str(error), advice)
+        return
+    finally:
+        remote.close()
+    yield Finding("connection", "ok", f"{host.host}:{host.port}, host key known")
+    yield Finding(
+        "python", "ok", f"{facts['python']} ({facts['interpreter']}), {'uv' if facts['uv'] else 'pip'} builds"
+    )
+    yield disk_finding(facts)
+    yield _gpu_finding(host, facts)
+    yield clock_finding(facts)
+    running = ", ".join(busy["jobs"]) or "none"
+    yield Finding("jobs", "ok", running)
+    yield Finding("leases", "ok", gpu_leases.names(busy["leases"]) or "none")
+
+
+def refuse_unfit(name: str, facts: Mapping[str, Any]) -> None:
+    """Raises `BadInput` with everything that would make a run there fail later."""
+    failed = [finding for finding in (disk_finding(facts), clock_finding(facts)) if finding.state == "failed"]
+    if failed:
+        raise BadInput([f"{finding.what}: {finding.found}: {finding.advice}" for finding in failed], name)
+
+
+def disk_finding(facts: Mapping[str, Any]) -> Finding:
+    free = f"{facts['disk_free'] / 2**30:.1f} GiB free at {facts['work']}"
+    if facts["disk_free"] < MIN_FREE_BYTES:
+        return Finding("disk", "failed", free, "free some, or name another directory with `work`")
+    return Finding("disk", "ok", free)
+
+
+def clock_finding(facts: Mapping[str, Any]) -> Finding:
+    """Nothing here compares clocks, but certificates, object stores and logs do."""
+    skew = facts["clock"] - time.time()
+    found = f"{abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+    if abs(skew) > MAX_SKEW_SECONDS:
+        return Finding("clock", "failed", found, "set it, as `timedatectl set-ntp true` does")
+    return Finding("clock", "ok", found)
+
+
+def _gpu_finding(host: Host, facts: Mapping[str, Any]) -> Finding:
+    gpus = facts["gpus"]
+    models = sorted({f"{gpu['model']}, {gpu['memory'] / MIB_PER_GB:.0f} GB, driver {gpu['driver']}" for gpu in gpus})
+    found = f"{len(gpus)} ({'; '.join(models)})" if gpus else "none that nvidia-smi names"
+    if len(gpus) < host.gpus:
+        return Finding("gpus", "warning", found, f"the inventory says gpus = {host.gpus}: is the driver loaded?")
+    if gpus and min(gpu["memory"] for gpu in gpus) / MIB_PER_GB < host.gpu_memory_gb:
+        return Finding("gpus", "warning", found, f"the inventory says gpu_memory_gb = {host.gpu_memory_gb:g}")
+    return Finding("gpus", "ok", found)

@@ -1,0 +1,43 @@
+"""What a config asks of machines, and which machines of the inventory have it."""
+
+import os
+
+from infra.inventory import Host, find_host, inventory_file, load_inventory
+from rollouts_core.config import MachineConfig
+from rollouts_core.errors import BadInput
+
+
+def fitting_hosts(settings: MachineConfig) -> dict[str, Host]:
+    """The machines of the inventory that can do what is asked. Raises `BadInput` saying what each one lacks."""
+    inventory = {settings.name: find_host(settings.name)} if settings.name else load_inventory()
+    if not inventory:
+        raise BadInput(f"there are no machines in {inventory_file()}: `rollouts machines add NAME --host ...`")
+    lacks = {name: _lacks(host, settings) for name, host in inventory.items()}
+    fitting = {name: host for name, host in inventory.items() if not lacks[name]}
+    if not fitting:
+        raise BadInput([f"{name}: {', '.join(lack)}" for name, lack in lacks.items()], "no machine fits")
+    return fitting
+
+
+def wanted_gpus(settings: MachineConfig, there: int) -> int:
+    """What the config asks for; where it says nothing, one if the machine has any."""
+    return min(1, there) if settings.gpus is None else settings.gpus
+
+
+def passed_variables(settings: MachineConfig) -> dict[str, str]:
+    """The environment variables that jobs are to have. Raises `BadInput` for those that are not set here."""
+    missing = [name for name in settings.environment if name not in os.environ]
+    if missing:
+        raise BadInput([f"machine.environment: {name} is not set here" for name in missing])
+    return {name: os.environ[name] for name in settings.environment}
+
+
+def _lacks(host: Host, settings: MachineConfig) -> list[str]:
+    problems = []
+    if host.gpus < wanted_gpus(settings, host.gpus):
+        problems.append(f"has {host.gpus} GPUs, not {settings.gpus}")
+    if settings.gpu_memory_gb > host.gpu_memory_gb:
+        problems.append(f"its GPUs have {host.gpu_memory_gb:g} GB, not {settings.gpu_memory_gb:g}")
+    if missing := sorted(set(settings.labels) - set(host.labels)):
+        problems.append(f"is not labelled {', '.join(missing)}")
+    return problems

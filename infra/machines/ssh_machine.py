@@ -1,0 +1,273 @@
+"""A machine that is reached over SSH."""
+
+import base64
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from infra.connection.remote import Remote
+from infra.errors import LeaseLapsed, MachineError, Unreachable
+from infra.host import gpu_leases
+from infra.host.jobs import CANCEL_DEADLINE, START_DEADLINE
+from infra.host.trees import tree_name
+from infra.machines.machine import Job, JobStatus, Offsets, Watched
+from infra.machines.requirements import passed_variables, wanted_gpus
+from infra.transfer.inputs import input_trees, placed
+from infra.transfer.library import library_tree
+from infra.transfer.sync import fetch_tree, send_tree
+from rollouts_core.config import MachineConfig
+from rollouts_core.errors import BadInput, StoreError
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.elsewhere import forget_elsewhere, note_elsewhere
+from rollouts_core.store.fingerprint import COMMIT_VARIABLE, git_commit
+from rollouts_core.store.local import ARRIVING, LocalStore, settle
+from rollouts_core.store.manifest import FILES, ArtifactId, FileEntry, Manifest, decode_manifest, encode_manifest
+from rollouts_core.store.store import Store
+
+BEAT_SECONDS = 10.0
+QUEUE_SECONDS = 2.0
+SAY_AGAIN_SECONDS = 300.0
+MARGIN = 10.0
+WATCH_SECONDS = 10.0
+"""A host that takes longer to say how a job is counts as away."""
+
+logger = logging.getLogger("rollouts.machines")
+
+
+class SSHMachine:
+    """Jobs on a host, with the host's own store of artifacts beside them.
+
+    With a remote store, jobs there use that store, and nothing is sent between here and there.
+    """
+
+    def __init__(self, remote: Remote, store: Store, settings: MachineConfig, who: str) -> None:
+        """`remote` is open. `who` names the run to those who wait for its GPUs. `release` ends what is begun by it."""
+        self.name = remote.name
+        self.remote = remote
+        self.python = ""
+        """Known once the environment is there."""
+        self._store, self._settings, self._who = store, settings, who
+        self._token = secrets.token_hex(8)
+        self._lease: str | None = None
+        self._gpus: tuple[int, ...] = ()
+        self._joined = False
+        self._manifests: dict[ArtifactId, Manifest] = {}
+        self.code = ""
+        self._end = threading.Event()
+        self._heart = threading.Thread(target=self._beat_until_end, name=f"lease on {self.name}", daemon=True)
+
+    @property
+    def places(self) -> Mapping[str, str | None]:
+        return {"home": f"{self.remote.work}/store", "url": self._store.url}
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self._gpus
+
+    def claim(self, jobs: Sequence[str]) -> Iterator[str]:
+        end = time.monotonic() + self._settings.wait_hours * 3600
+        said, told = "", 0.0
+        while reason := self.try_claim(jobs):
+            if time.monotonic() > end:
+                raise MachineError(f"{reason}; waited {self._settings.wait_hours:g} hours (machine.wait_hours)")
+            if reason != said or time.monotonic() - told > SAY_AGAIN_SECONDS:
+                yield reason
+                said, told = reason, time.monotonic()
+            time.sleep(QUEUE_SECONDS)
+        if self._joined:
+            yield f"a job of this run is running on {self.name}: its lease is joined"
+
+    def try_claim(self, jobs: Sequence[str]) -> str:
+        """Lease what the run needs; returns why that can't be now, nothing when it is leased."""
+        self._beat()
+        there = self.remote.host.gpus
+        wanted = wanted_gpus(self._settings, there)
+        ask = {"token": self._token, "who": self._who, "gpus": wanted, "total": there, "jobs": list(jobs)}
+        answer = self.remote.call("acquire", ask=ask)
+        if "busy" in answer:
+            return f"waiting for {wanted} of {there} GPUs of {self.name}: {gpu_leases.names(answer['busy'])}"
+        self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
+        return ""
+
+    def unclaim(self) -> None:
+        """Give the GPUs back and keep the connection."""
+        self.remote.call("release", token=self._token, for_good=False)
+        self._lease, self._gpus = None, ()
+
+    def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
+        made = {stage.artifact for stage in stages}
+        wanted = {artifact for stage in stages for artifact in stage.inputs.values()} - made
+        for artifact in sorted(wanted, key=lambda artifact: artifact.directory):
+            if not self.has(artifact):
+                yield from self._send(artifact)
+        trees = {
+            tree.name: tree
+            for stage in stages
+            for external in stage.external.values()
+            for tree in input_trees(external)
+        }
+        for tree in trees.values():
+            if send_tree(self.remote, "inputs", tree.name, tree.root, tree.entries):
+                yield f"sent {tree.root / tree.inside} to {self.name}"
+
+    def placed(self, stage: Stage) -> Stage:
+        return placed(stage, f"{self.remote.work}/inputs")
+
+    def ship_library(self) -> None:
+        """Send the library's code, unless it is there."""
+        self._beat()
+        root, entries = library_tree()
+        self.code = tree_name(entries)
+        send_tree(self.remote, "code", self.code, root, entries)
+
+    def start(self, job: Job) -> None:
+        if self._lease is None:
+            raise LeaseLapsed(f"nothing is leased on {self.name} yet")
+        if not self._start(job, self._lease):
+            self._lease = None
+            raise LeaseLapsed(f"the lease on {self.name} has lapsed: it had not heard of this run for too long")
+
+    def start_beside(self, job: Job) -> None:
+        """Start a job that needs no GPU and so no lease."""
+        self._start(job, None)
+
+    def watch(self, job: str, at: Offsets, wait: float) -> Watched:
+        try:
+            answer = self.remote.call(
+                "watch", WATCH_SECONDS + wait, patience=0.0, job=job, log=at.log, metrics=at.metrics, wait=wait
+            )
+        except Unreachable as error:
+            return Watched(JobStatus("unreachable", message=str(error)))
+        return watched(answer)
+
+    def attempt(self, job: str) -> Offsets:
+        return Offsets(**self.remote.call("attempt", job=job))
+
+    def cancel(self, job: str, asked_by: str | None = None) -> bool:
+        deadline, patience = CANCEL_DEADLINE + MARGIN, CANCEL_DEADLINE
+        return bool(self.remote.call("cancel", deadline, patience=patience, job=job, asked_by=asked_by))
+
+    def has(self, artifact: ArtifactId) -> bool:
+        if self._store.url is not None:
+            return self._store.has(artifact)
+        try:
+            self.manifest(artifact)
+        except StoreError:
+            return False
+        return True
+
+    def manifest(self, artifact: ArtifactId) -> Manifest:
+        if self._store.url is not None:
+            return self._store.manifest(artifact)
+        if artifact not in self._manifests:
+            content = self.remote.call("artifact", name=artifact.directory)
+            if content is None:
+                raise StoreError(f"{artifact.directory} is not on {self.name}")
+            manifest = decode_manifest(content.encode(), f"{self.name}: {artifact.directory}")
+            if manifest.artifact != artifact:
+                raise StoreError(f"{self.name}: {artifact.directory} is another artifact's")
+            self._manifests[artifact] = manifest
+            note_elsewhere(self._store.home, self.name, manifest)
+        return self._manifests[artifact]
+
+    def fetch(self, artifact: ArtifactId, target: Path, below: str) -> None:
+        entries = [entry for entry in self.manifest(artifact).files if entry.path.startswith(below)]
+        incoming = self._incoming(artifact).with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            self._fetch(artifact, entries, incoming)
+            for entry in entries:
+                (target / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                (incoming / FILES / entry.path).rename(target / entry.path)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+
+    def keep(self, artifact: ArtifactId) -> None:
+        if self._store.has(artifact):
+            return
+        manifest = self.manifest(artifact)
+        incoming = self._incoming(artifact)
+        self._fetch(artifact, manifest.files, incoming)
+        settle(manifest, incoming)
+        LocalStore(self._store.home).adopt(manifest, incoming)
+
+    def discard(self, artifacts: Sequence[ArtifactId]) -> None:
+        self.remote.call("discard", names=[artifact.directory for artifact in artifacts])
+        for artifact in artifacts:
+            self._manifests.pop(artifact, None)
+            forget_elsewhere(self._store.home, self.name, artifact.directory)
+
+    def release(self) -> bool:
+        """Patient no longer: a host that does not answer frees the GPUs by itself."""
+        self._end.set()
+        if self._heart.is_alive():
+            self._heart.join()
+        try:
+            self.remote.call("release", patience=0.0, token=self._token, for_good=True)
+            busy = self.remote.call("busy", patience=0.0)
+            return bool(busy["jobs"] or busy["leases"])
+        except Unreachable:
+            return True
+        finally:
+            self.remote.close()
+
+    def _start(self, job: Job, lease: str | None) -> bool:
+        variables = {
+            **passed_variables(self._settings),
+            "PYTHONPATH": f"{self.remote.work}/code/{self.code}",
+            COMMIT_VARIABLE: git_commit() or "",
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus)),
+        }
+        deadline = START_DEADLINE + MARGIN
+        started: bool = self.remote.call(
+            "start", deadline, job=asdict(job), variables=variables, lease=lease, token=self._token
+        )
+        return started
+
+    def _send(self, artifact: ArtifactId) -> Iterator[str]:
+        if not self._store.has(artifact):
+            raise MachineError(f"{artifact.directory} is neither here nor on {self.name} any more: run again")
+        manifest = self._store.manifest(artifact)
+        size = sum(entry.size for entry in manifest.files)
+        yield f"sending {artifact.directory} ({size / 2**20:,.1f} MiB) to {self.name}"
+        content = encode_manifest(manifest).decode()
+        entries = [(entry.path, entry.size, entry.sha256) for entry in manifest.files]
+        send_tree(self.remote, "artifacts", artifact.directory, self._store.open(artifact), entries, content)
+
+    def _fetch(self, artifact: ArtifactId, entries: Sequence[FileEntry], incoming: Path) -> None:
+        wanted = [(entry.path, entry.size, entry.sha256) for entry in entries]
+        fetch_tree(self.remote, f"store/artifacts/{artifact.directory}/{FILES}", wanted, incoming)
+
+    def _incoming(self, artifact: ArtifactId) -> Path:
+        """Where it arrives; what has come stays there over a kill."""
+        return self._store.home / "staging" / f"{artifact.directory}{ARRIVING}{self.name}.part"
+
+    def _beat(self) -> None:
+        """From now on the host hears of this run."""
+        if self._heart.ident is None:
+            self._heart.start()
+
+    def _beat_until_end(self) -> None:
+        while not self._end.wait(BEAT_SECONDS):
+            try:
+                alive = self.remote.call("renew", WATCH_SECONDS, patience=0.0, lease=self._lease, token=self._token)
+            except (MachineError, BadInput) as error:
+                logger.debug("no beat: %s", error)
+                continue
+            if not alive:
+                logger.debug("the lease on %s has lapsed", self.name)
+
+
+def watched(answer: Mapping[str, Any]) -> Watched:
+    """An agent's answer, as it came. Raises `MachineError` when it is none."""
+    try:
+        said = answer["status"]
+        status = JobStatus(said["state"], said.get("exit_status"), said.get("reason", ""), said.get("message", ""))
+        return Watched(status, base64.b64decode(answer["log"]), base64.b64decode(answer["metrics"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MachineError(f"what the machine says of a job can't be read: {error!r}") from None

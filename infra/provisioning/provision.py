@@ -1,0 +1,194 @@
+"""A machine for a run: this one, one of the inventory, or a rented one.
+
+Decision: a machine that is asked for by name is waited for; among several that fit, the one that has most of the run's
+artifacts, or its job, comes first, then the first with free GPUs, in the inventory's order.
+
+Decision: GPUs are claimed only when something is to be made. A run whose stages are all there needs the machine, at
+most, to bring results home.
+"""
+
+import getpass
+import logging
+import socket
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from infra.connection.remote import Remote
+from infra.errors import MachineError, Unreachable
+from infra.inventory import Host, find_host, load_inventory
+from infra.jobs.session import MachineSession
+from infra.jobs.stage_job import job_name
+from infra.machines.check import refuse_unfit
+from infra.machines.local import LocalMachine
+from infra.machines.machine import Machine
+from infra.machines.requirements import fitting_hosts, passed_variables, wanted_gpus
+from infra.machines.ssh_machine import SSHMachine
+from infra.provisioning.claim import claim_all
+from infra.provisioning.provider import Provider
+from infra.provisioning.sky import SkyPilot
+from rollouts_core.config import MachineConfig
+from rollouts_core.errors import BadInput
+from rollouts_core.observe.runs import RunLog
+from rollouts_core.stages.plan import Plan
+from rollouts_core.store.store import Store
+
+logger = logging.getLogger("rollouts.machines")
+
+RENTED = "rollouts-"
+"""How the names of rented machines begin."""
+REACH_SECONDS = 60.0
+
+
+def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
+    """For stages that run here in any case."""
+    return MachineSession(LocalMachine(store), store, settings, run)
+
+
+def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: RunLog) -> Iterator[str | MachineSession]:
+    """Yields what is waited for, then the session.
+
+    What is reached, leased and rented is noted in the run's endings, and ends with them whatever happens.
+    Raises `BadInput` when store or machine cannot be used as they are, `MachineError` when none is free in time.
+    """
+    store.check_usable()
+    if settings.kind == "local":
+        yield this_machine(settings, store, run)
+        return
+    passed_variables(settings)
+    provider: Provider | None = SkyPilot() if settings.kind == "sky" else None
+    if provider is not None:
+        name = f"{RENTED}{plan.stages[-1].key[:12]}"
+        yield f"renting {name} ({settings.accelerator or 'no GPU'})"
+        run.endings.note(f"the rented {name}", partial(_give_back, provider, name))
+        candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
+    else:
+        candidates = fitting_hosts(settings)
+    reach = _Reach(settings, store, run)
+    peers = [reach.machine(reach.remote(name, find_host(name))) for name in settings.peers]
+    chosen = yield from _chosen(candidates, reach, plan)
+    machine = reach.machine(chosen.remote, provider)
+    jobs, wait_seconds = [job_name(chain) for chain in plan.chains], settings.wait_hours * 3600
+    if chosen.missing:
+        yield from claim_all([machine, *peers], jobs, wait_seconds) if peers else machine.claim(jobs)
+    discard_refreshed(machine, plan, run)
+    yield MachineSession(machine, store, settings, run, peers=tuple(peers))
+
+
+def _give_back(provider: Provider, name: str) -> None:
+    try:
+        provider.down(name)
+    except (MachineError, BadInput) as error:
+        logger.warning("%s was not given back, it goes down by itself when nothing runs there: %s", name, error)
+
+
+@contextmanager
+def reach_machine(name: str, store: Store) -> Iterator[Machine]:
+    """A machine that a run used, for whoever asks for its jobs later. Raises `BadInput` when it is not known here."""
+    if name == LocalMachine.name:
+        yield LocalMachine(store)
+        return
+    host = load_inventory().get(name) or (SkyPilot().find(name) if name.startswith(RENTED) else find_host(name))
+    with closing(Remote(name, host, REACH_SECONDS)) as remote:
+        yield SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
+
+
+def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:
+    """What the run was asked to make again is not to be found on its machine either. Once, however often it retries."""
+    if run.record.refreshed and machine.name not in run.record.discarded_on:
+        machine.discard([stage.artifact for stage in plan.stages if stage.name in run.record.refreshed])
+        run.discarded(machine.name)
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """Reaches hosts for a run: connections and leases end with it."""
+
+    settings: MachineConfig
+    store: Store
+    run: RunLog
+
+    def remote(self, name: str, host: Host) -> Remote:
+        """Raises `BadInput` for what a person must mend, also of an unfit host; `Unreachable` without an answer."""
+        remote = Remote(name, host, self.settings.unreachable_limit_hours * 3600)
+        self.run.endings.note(_connection(name), remote.close)
+        try:
+            refuse_unfit(name, remote.open().call("facts"))
+        except (BadInput, MachineError):
+            self.leave(remote)
+            raise
+        return remote
+
+    def machine(self, remote: Remote, provider: Provider | None = None) -> SSHMachine:
+        """The host as a machine, given back with all that is leased there, and to its provider unless others use it."""
+        who = f"{self.run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
+        machine = SSHMachine(remote, self.store, self.settings, who)
+        self.run.endings.note(f"what is leased on {machine.name}", partial(_release, machine, provider))
+        self.run.endings.forget(f"the rented {machine.name}")
+        return machine
+
+    def leave(self, remote: Remote) -> None:
+        remote.close()
+        self.run.endings.forget(_connection(remote.name))
+
+
+def _connection(name: str) -> str:
+    return f"the connection to {name}"
+
+
+def _release(machine: SSHMachine, provider: Provider | None) -> None:
+    in_use = machine.release()
+    if provider is not None and not in_use:
+        _give_back(provider, machine.name)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    remote: Remote
+    missing: int
+    """Stages that are neither here nor there."""
+    has_job: bool
+
+
+def _chosen(hosts: Mapping[str, Host], reach: _Reach, plan: Plan) -> Generator[str, None, _Candidate]:
+    """Reach the hosts and choose one; yields what is wrong with the others."""
+    reached: list[_Candidate] = []
+    problems: list[Exception] = []
+    for name, host in hosts.items():
+        try:
+            reached.append(_candidate(reach.remote(name, host), reach.store, plan))
+        except (BadInput, MachineError) as error:
+            problems.append(error)
+            if len(hosts) > 1:
+                yield str(error)
+    if not reached:
+        raise problems[0] if len(problems) == 1 else _all_failed(problems)
+    reached.sort(key=lambda candidate: (not candidate.has_job, candidate.missing))
+    chosen = next((candidate for candidate in reached if _is_free(candidate, reach.settings)), reached[0])
+    for candidate in reached:
+        if candidate is not chosen:
+            reach.leave(candidate.remote)
+    return chosen
+
+
+def _candidate(remote: Remote, store: Store, plan: Plan) -> _Candidate:
+    there = set(remote.call("artifacts", names=[stage.artifact.directory for stage in plan.stages]))
+    heavy = [stage.artifact for chain in plan.chains for stage in chain]
+    lacking = [artifact for artifact in heavy if artifact.directory not in there and not store.has(artifact)]
+    jobs = {job_name(chain) for chain in plan.chains}
+    return _Candidate(remote, len(lacking), bool(set(remote.call("busy")["jobs"]) & jobs))
+
+
+def _is_free(candidate: _Candidate, settings: MachineConfig) -> bool:
+    if candidate.has_job or not candidate.missing:
+        return True
+    taken = sum(len(lease["gpus"]) for lease in candidate.remote.call("busy")["leases"])
+    there = candidate.remote.host.gpus
+    return there - taken >= wanted_gpus(settings, there)
+
+
+def _all_failed(problems: Sequence[Exception]) -> Exception:
+    if all(isinstance(problem, Unreachable) for problem in problems):
+        return Unreachable("no machine answers: " + "; ".join(map(str, problems)))
+    return BadInput([str(problem) for problem in problems], "no machine can be used")

@@ -1,0 +1,94 @@
+"""The servers of a run: started on its machine before RL, kept beside it, ended after it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from infra.errors import JobFailed
+from infra.jobs.follow import Lines, LogLine, watching
+from infra.jobs.session import MachineSession
+from infra.jobs.stage_job import job_name, start_leased
+from infra.machines.machine import Job
+from infra.machines.ssh_machine import SSHMachine
+from infra.python_envs.engine import engine_python, host_command, leased_gpus
+from infra.servers.commands import ServedModel, serve_job
+from rollouts_core.config import EngineConfig
+from rollouts_core.errors import BadInput
+from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.keys import key_of
+from rollouts_core.store.manifest import FILES
+
+LAST_LINES = 25
+
+
+def start_servers(config: EngineConfig, segments: Sequence[Stage], session: MachineSession) -> Iterator[str]:
+    """Start the servers that the segments still to be made need; yields lines until all of them answer.
+
+    Raises `JobFailed` with a server's last lines when it does not come up.
+    """
+    todo = [segment for segment in segments if not session.has(segment.artifact)]
+    machine, chain = session.machine, job_name(segments)
+    yield from machine.supply(todo)
+    python = ""
+    for said in engine_python(config, session):
+        if isinstance(said, Path):
+            python = str(said)
+        else:
+            yield said
+    place = key_of({"home": machine.places["home"], "job": chain})[:16]
+    memory = f"/dev/shm/rollouts-weights.{place}"
+    command = host_command(session, "servers")
+    model = served_model(todo[0], session)
+    job = serve_job(chain, command, config, model, python, leased_gpus(session), memory)
+    session.services[chain] = job
+    session.expect("serve", job, machine)
+    yield from start_leased(job, machine, [job.name])
+    yield from _until_ready(job, session)
+
+
+def end_servers(segments: Sequence[Stage], session: MachineSession) -> None:
+    """End them; where there are none, nothing."""
+    if service := session.services.pop(job_name(segments), None):
+        session.end(service, session.machine)
+
+
+def served_model(segment: Stage, session: MachineSession) -> ServedModel:
+    """What the servers load at their start: the policy that the segment begins with.
+
+    Raises `BadInput` where jobs have their artifacts at a URL and not on their machine.
+    """
+    spec = segment.spec
+    assert isinstance(spec, RLSpec), "segments are RL's"
+    if policy := segment.inputs.get("policy"):
+        if session.store.url is not None and isinstance(session.machine, SSHMachine):
+            raise BadInput("engine.kind: servers on another machine need its own store; set store.url to null")
+        if isinstance(session.machine, SSHMachine):
+            path = f"{session.machine.places['home']}/artifacts/{policy.directory}/{FILES}/policy"
+        else:
+            path = str((session.store.open(policy) / "policy").resolve())
+    else:
+        path = session.machine.placed(segment).external["model"].location
+    return ServedModel(path, spec.dtype, spec.max_length)
+
+
+def _until_ready(job: Job, session: MachineSession) -> Iterator[str]:
+    machine = session.machine
+    lines, records, last = Lines(), Lines(), list[str]()
+    begun = machine.attempt(job.name)
+    session.run.job("serve", machine.name, job.name, begun.log)
+    patience = session.settings.unreachable_limit_hours * 3600
+    for seen in watching(machine, job.name, begun, patience):
+        session.run.touch()
+        if isinstance(seen, LogLine):
+            yield seen.text
+            continue
+        new = lines.take(seen.log)
+        last = [*last, *new][-LAST_LINES:]
+        yield from new
+        for record in records.take(seen.metrics):
+            told = json.loads(record)
+            if told["ready"] == told["of"]:
+                return
+        if seen.status.state != "running" and not seen.log:
+            raise JobFailed(f"serve: {seen.status.message or seen.status.reason or 'was killed'}", tuple(last), False)

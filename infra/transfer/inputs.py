@@ -1,0 +1,62 @@
+"""Inputs from outside, as trees: where the files of a stage's externals lie on a host.
+
+Decision: they lie under their content, so the same file is sent once, and a host's job never reads what somebody has
+edited there.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.host.trees import Entry, tree_name
+from infra.transfer.library import tree_of
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.identity import External, is_url
+
+
+@dataclass(frozen=True)
+class InputTree:
+    """A file or directory from outside the store."""
+
+    name: str
+    root: Path
+    entries: tuple[Entry, ...]
+    inside: str
+    """What of the tree stands for the input: a file's name, nothing for a directory."""
+
+    def path(self, inputs: str) -> str:
+        """Where it is, given the directory of all inputs."""
+        return f"{inputs}/{self.name}/{self.inside}".rstrip("/")
+
+
+def input_trees(external: External) -> list[InputTree]:
+    """Of everything local that the external names."""
+    return [_tree(Path(place)) for place in external.content if not is_url(place)]
+
+
+def placed(stage: Stage, inputs: str) -> Stage:
+    """The stage with the locations of its externals on a host, whose inputs are below `inputs`."""
+    return replace(stage, external={role: _placed(external, inputs) for role, external in stage.external.items()})
+
+
+def _placed(external: External, inputs: str) -> External:
+    if not external.content or any(is_url(place) for place in external.content):
+        return external
+    moved: Mapping[str, str] = {place: _tree(Path(place)).path(inputs) for place in external.content}
+    content = tuple(moved.values())
+    if len(content) > 1:
+        return replace(external, location=os.pathsep.join(content), content=content)
+    place, target = next(iter(moved.items()))
+    if external.location == place:
+        return replace(external, location=target, content=content)
+    function = external.location.rpartition(":")[2]
+    return replace(external, location=f"{target}:{function}", content=content)
+
+
+def _tree(path: Path) -> InputTree:
+    if path.is_file():
+        entries = tree_of(path.parent, [path])
+        return InputTree(tree_name(entries), path.parent, tuple(entries), path.name)
+    entries = tree_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
+    return InputTree(tree_name(entries), path, tuple(entries), "")

@@ -1,0 +1,105 @@
+"""What a person writes: `PipelineConfig` and its parts.
+
+Each field lives in the part that owns it, with its type, its default and its description; the Prefect form, the
+command line's `--set` and the error messages all read them from here. Fields typed `Operational[...]` cannot change a
+result and stay out of stage keys (see `schema`).
+"""
+
+from rollouts_core.config.algorithms import (
+    CISPO,
+    DAPO,
+    GRPO,
+    GSPO,
+    PPO,
+    RLOO,
+    CustomAlgorithm,
+    Distillation,
+    DrGRPO,
+    MaxRL,
+    ReinforcePlusPlus,
+)
+from rollouts_core.config.data import (
+    Arrow,
+    DataConfig,
+    DataPath,
+    FileOrUrl,
+    HubDataset,
+    Jsonl,
+    Layout,
+    Mixture,
+    Overlong,
+    Parquet,
+    Pin,
+    Role,
+    Source,
+    SourceOrMixture,
+    TokenizationConfig,
+    Weighted,
+)
+from rollouts_core.config.engine import EngineConfig
+from rollouts_core.config.evaluation import EvaluationConfig
+from rollouts_core.config.machine import MachineConfig, ResultsConfig
+from rollouts_core.config.model import Dtype, Model, PretrainedModel, ScratchModel
+from rollouts_core.config.pipeline import PipelineConfig
+from rollouts_core.config.rl import EnvironmentConfig, RLConfig, RolloutsConfig
+from rollouts_core.config.store import StoreConfig, TrackingConfig
+from rollouts_core.config.training import (
+    SCHEDULES,
+    BackendConfig,
+    DPOConfig,
+    LoRAConfig,
+    Optimizer,
+    Schedule,
+    SFTConfig,
+)
+
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "RLOO",
+    "SCHEDULES",
+    "Arrow",
+    "BackendConfig",
+    "CustomAlgorithm",
+    "DPOConfig",
+    "DataConfig",
+    "DataPath",
+    "Distillation",
+    "DrGRPO",
+    "Dtype",
+    "EngineConfig",
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "FileOrUrl",
+    "HubDataset",
+    "Jsonl",
+    "Layout",
+    "LoRAConfig",
+    "MachineConfig",
+    "MaxRL",
+    "Mixture",
+    "Model",
+    "Optimizer",
+    "Overlong",
+    "Parquet",
+    "Pin",
+    "PipelineConfig",
+    "PretrainedModel",
+    "RLConfig",
+    "ReinforcePlusPlus",
+    "ResultsConfig",
+    "Role",
+    "RolloutsConfig",
+    "SFTConfig",
+    "Schedule",
+    "ScratchModel",
+    "Source",
+    "SourceOrMixture",
+    "StoreConfig",
+    "TokenizationConfig",
+    "TrackingConfig",
+    "Weighted",
+]

@@ -1,0 +1,144 @@
+"""What is learnt from: files, data sets and mixtures of them, and how they are tokenized."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator
+
+from rollouts_core.config.schema import Operational, one_of, part
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, Path | str) or not str(value).strip():
+        raise ValueError("is no path and no URL")
+    return str(value)
+
+
+FileOrUrl = Annotated[Path | str, PlainValidator(_text, json_schema_input_type=str)]
+"""Read as text, so that a URL keeps its slashes."""
+Overlong = Literal["refuse", "drop", "cut_left", "cut_right"]
+DataPath = Annotated[
+    FileOrUrl,
+    Field(description="A file or an fsspec URL, identified by its content or its store's checksum, not by this name."),
+]
+Pin = Annotated[
+    Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None,
+    Field(description="Pins the content, for URLs whose store tells no checksum."),
+]
+Layout = Annotated[
+    Literal["rows", "gsm8k", "math"],
+    Field(description="How rows are laid out: as ours, or as those of GSM8K or MATH."),
+]
+
+
+@part
+class Jsonl:
+    """Chat rows from a JSONL file: `{"messages": [{"role": ..., "content": ...}, ...], "answer": ...}`."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: Operational[DataPath]
+    layout: Layout = "rows"
+    sha256: Operational[Pin] = None
+
+
+@part
+class Parquet:
+    """The same rows from a Parquet file."""
+
+    kind: Literal["parquet"] = "parquet"
+    path: Operational[DataPath]
+    layout: Layout = "rows"
+    sha256: Operational[Pin] = None
+
+
+@part
+class Arrow:
+    """The same rows from an Arrow IPC file or stream, as `datasets` saves."""
+
+    kind: Literal["arrow"] = "arrow"
+    path: Operational[DataPath]
+    layout: Layout = "rows"
+    sha256: Operational[Pin] = None
+
+
+@part
+class HubDataset:
+    """Rows from anything `datasets.load_dataset` loads; its columns must hold messages and, for RL, an answer."""
+
+    kind: Literal["dataset"] = "dataset"
+    name: str = Field(description="Repository name, or a builder such as 'json' or 'parquet' together with data_files.")
+    config: str | None = Field(default=None, description="Configuration (subset) of the data set.")
+    split: str = Field(default="train", description="Split, slices allowed: 'train[:1000]'.")
+    revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
+    data_files: Operational[tuple[str, ...]] = Field(
+        default=(), description="Local files, for builders that read files."
+    )
+    layout: Layout = "rows"
+    messages_column: str = Field(default="messages", description="Column with the list of messages.")
+    answer_column: str = Field(default="answer", description="Column with the answer that rewards compare with.")
+    streaming: Operational[bool] = Field(
+        default=False, description="Read while it is downloaded, for what does not fit on the disk."
+    )
+
+
+Source = Annotated[
+    Jsonl | Parquet | Arrow | HubDataset, Field(discriminator="kind", title="source", json_schema_extra=one_of)
+]
+
+
+@part
+class Weighted:
+    """One of the sources of a mixture."""
+
+    source: Source = Field(description="Where its rows come from.")
+    weight: float = Field(default=1.0, gt=0, description="How often its rows are taken, beside the other weights.")
+
+
+@part
+class Mixture:
+    """Rows from several sources, each as often as its weight says, however many it has; each in its own epochs."""
+
+    kind: Literal["mixture"] = "mixture"
+    sources: tuple[Weighted, ...] = Field(min_length=1, description="The sources and their weights.")
+
+
+SourceOrMixture = Annotated[
+    Jsonl | Parquet | Arrow | HubDataset | Mixture,
+    Field(discriminator="kind", title="source", json_schema_extra=one_of),
+]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@part
+class TokenizationConfig:
+    """How data is tokenized; nothing here can change a result."""
+
+    parts: Operational[int] = Field(
+        default=1, ge=1, description="Tasks that tokenize at once, each a process of its own."
+    )
+    task_runner: Operational[Literal["threads", "dask", "ray"]] = Field(
+        default="threads", description="Where Prefect runs them: threads of the flow here; or a cluster."
+    )
+    cluster: Operational[str | None] = Field(
+        default=None, description="Address of the Dask scheduler or Ray head; null: one is started here."
+    )
+
+
+@part
+class DataConfig:
+    """What is learnt from, and what is kept apart to measure with."""
+
+    demonstrations: SourceOrMixture | None = Field(default=None, description="Conversations for SFT.")
+    preferences: SourceOrMixture | None = Field(
+        default=None, description="Prompts with a chosen and a rejected answer, for DPO."
+    )
+    prompts: SourceOrMixture | None = Field(default=None, description="Prompts, with what the reward needs, for RL.")
+    heldout: Source | None = Field(default=None, description="Prompts never trained on; accuracy is measured here.")
+    max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
+    overlong: Overlong = Field(
+        default="refuse", description="Longer demonstrations; prompts and preferences are never cut, but dropped."
+    )
+    learnt_roles: tuple[Role, ...] = Field(
+        default=("assistant",), min_length=1, description="Whose turns of a demonstration are learnt."
+    )
+    tokenization: TokenizationConfig = Field(default_factory=TokenizationConfig, description="How data is tokenized.")

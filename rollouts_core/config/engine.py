@@ -1,0 +1,42 @@
+"""What generates."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rollouts_core.config.schema import Operational, or_raise, part
+
+
+@part
+class EngineConfig:
+    """What generates. The embedded engine is torch in the trainer's process; the others are servers beside it."""
+
+    kind: Literal["embedded", "sglang", "vllm"] = Field(
+        default="embedded", description="Which engine serves the policy."
+    )
+    max_running_requests: int = Field(default=256, ge=1, description="Requests decoded together; more wait their turn.")
+    arguments: tuple[str, ...] = Field(default=(), description="Further arguments of each server, as it knows them.")
+    replicas: Operational[int] = Field(default=1, ge=1, description="Servers; several stand behind SGLang's router.")
+    tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
+    data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
+    weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
+        default="disk", description="How new weights reach SGLang: files in memory, shared tensors, or NCCL."
+    )
+    python: Operational[str | None] = Field(
+        default=None, description="An interpreter with the server's package, where it runs; null: one is built."
+    )
+    start_minutes: Operational[float] = Field(default=15.0, gt=0, description="How long a server's start may take.")
+    hang_seconds: Operational[float] = Field(
+        default=30.0, gt=0, description="A server that does not answer for this long is started again."
+    )
+
+    @model_validator(mode="after")
+    def _servers_are_asked_for(self) -> "EngineConfig":
+        problems = []
+        if self.kind == "embedded":
+            set_anyway = [name for name in ("replicas", "tensor_parallel", "data_parallel") if getattr(self, name) != 1]
+            set_anyway += ["arguments"] if self.arguments else []
+            problems += [f"{name} is of servers, and the engine is embedded" for name in set_anyway]
+        if self.kind == "vllm" and self.weight_sync != "disk":
+            problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
+        return or_raise(self, problems)

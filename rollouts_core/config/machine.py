@@ -1,0 +1,72 @@
+"""Where heavy stages run, and what comes home from there."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rollouts_core.config.schema import Operational, or_raise, part
+
+
+@part
+class MachineConfig:
+    """Where heavy stages run. Nothing here can change a result."""
+
+    kind: Operational[Literal["local", "ssh", "sky"]] = Field(
+        default="local", description="This machine, one of the inventory over SSH, or a rented one by SkyPilot."
+    )
+    name: Operational[str | None] = Field(
+        default=None, description="A machine of the inventory; null: the first free one that fits."
+    )
+    peers: Operational[tuple[str, ...]] = Field(
+        default=(),
+        description="Further machines of the inventory, which train along with the one named; leased all or none.",
+    )
+    gpus: Operational[int | None] = Field(
+        default=None, ge=0, description="GPUs to lease; null: one, where the machine has any."
+    )
+    gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
+    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that the machine must carry.")
+    accelerator: Operational[str | None] = Field(
+        default=None, pattern=r"^[A-Za-z0-9-]+$", description="GPU model to rent, as SkyPilot calls it: H100."
+    )
+    device: Operational[Literal["auto", "cpu", "cuda"]] = Field(
+        default="auto", description="auto: cuda if there is one."
+    )
+    environment: Operational[tuple[str, ...]] = Field(
+        default=(), description="Environment variables of here that jobs there get, as HF_TOKEN; never written down."
+    )
+    wait_hours: Operational[float] = Field(default=24.0, gt=0, description="How long to wait for GPUs that are in use.")
+    time_limit_hours: Operational[float] = Field(default=24.0, gt=0, description="A job is ended after this time.")
+    unattended_limit_hours: Operational[float] = Field(
+        default=24.0, gt=0, description="A job is ended when no orchestrator has asked for it for this long."
+    )
+    unreachable_limit_hours: Operational[float] = Field(
+        default=6.0,
+        gt=0,
+        description="A run gives up when its machine has not answered for this long; its job runs on.",
+    )
+
+    @model_validator(mode="after")
+    def _machine_is_found(self) -> "MachineConfig":
+        problems = []
+        if self.kind == "local" and self.name is not None:
+            problems.append(f"name {self.name!r} needs kind ssh")
+        if self.peers and (self.name is None or self.kind != "ssh"):
+            problems.append(f"peers {', '.join(self.peers)}: need kind ssh and the name of the machine they train with")
+        if len({self.name, *self.peers}) <= len(self.peers):
+            problems.append(f"peers {', '.join(self.peers)}: a machine is named twice")
+        if self.kind == "sky" and self.accelerator is None and self.gpus != 0:
+            problems.append("accelerator: is required by kind sky, as H100; or set gpus to 0")
+        if self.device == "cuda" and self.gpus == 0 and self.kind != "local":
+            problems.append("device is cuda and gpus is 0")
+        return or_raise(self, problems)
+
+
+@part
+class ResultsConfig:
+    """What comes home from another machine. Metrics, samples and accuracies always do."""
+
+    policy: Operational[bool] = Field(default=True, description="The final policy, to outputs/<run>/policy.")
+    artifacts: Operational[tuple[Literal["sft", "dpo", "rl", "evaluate"], ...]] = Field(
+        default=(), description="Stages whose artifacts come into the store here, whole."
+    )

@@ -1,0 +1,81 @@
+"""The whole config, and what its parts ask of each other."""
+
+from pydantic import Field, model_validator
+
+from rollouts_core.config.data import DataConfig
+from rollouts_core.config.engine import EngineConfig
+from rollouts_core.config.evaluation import EvaluationConfig
+from rollouts_core.config.machine import MachineConfig, ResultsConfig
+from rollouts_core.config.model import Model, ScratchModel
+from rollouts_core.config.rl import EnvironmentConfig, RLConfig
+from rollouts_core.config.schema import or_raise, part
+from rollouts_core.config.store import StoreConfig, TrackingConfig
+from rollouts_core.config.training import BackendConfig, DPOConfig, SFTConfig
+
+
+@part
+class PipelineConfig:
+    """One experiment, whole. `sft`, `dpo` or `rl` set to null leaves that part of the chain out."""
+
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60, description="Names the runs."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Every random draw follows from it.")
+    model: Model = Field(description="The policy before training.")
+    data: DataConfig = Field(description="Demonstrations, prompts and held-out prompts.")
+    sft: SFTConfig | None = Field(default_factory=SFTConfig, description="Supervised fine-tuning; null to leave out.")
+    dpo: DPOConfig | None = Field(default=None, description="Direct preference optimization; null to leave out.")
+    rl: RLConfig | None = Field(default_factory=RLConfig, description="Reinforcement learning; null to leave out.")
+    environment: EnvironmentConfig | None = Field(
+        default=None, description="What the policy acts in; null: each prompt has one answer."
+    )
+    backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its device.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
+    machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")
+    store: StoreConfig = Field(default_factory=StoreConfig, description="Where artifacts and results live.")
+    results: ResultsConfig = Field(default_factory=ResultsConfig, description="What comes home from other machines.")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides.")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "PipelineConfig":
+        return or_raise(self, _chain_problems(self) + _length_problems(self) + _rank_problems(self))
+
+
+def _chain_problems(config: PipelineConfig) -> list[str]:
+    problems = []
+    untrained = config.sft is None and config.dpo is None and config.rl is None
+    if untrained and config.data.heldout is None:
+        problems.append("sft, dpo and rl are all null, and data.heldout too: there is nothing to do")
+    if config.sft is not None and config.data.demonstrations is None:
+        problems.append("data.demonstrations: is required by sft")
+    if config.dpo is not None and config.data.preferences is None:
+        problems.append("data.preferences: is required by dpo")
+    if config.rl is not None and config.data.prompts is None:
+        problems.append("data.prompts: is required by rl")
+    if config.sft is None and isinstance(config.model, ScratchModel):
+        problems.append("model.kind: a model from scratch needs sft first; give a pretrained one")
+    return problems
+
+
+def _rank_problems(config: PipelineConfig) -> list[str]:
+    machine, machines = config.machine, 1 + len(config.machine.peers)
+    processes, left = divmod(config.backend.processes, machines)
+    if left or not processes:
+        return [f"backend.processes: {config.backend.processes} ranks are not the same number on {machines} machines"]
+    if config.backend.processes == 1 or machine.kind == "local" or machine.device == "cpu":
+        return []
+    if machine.gpus is None or machine.gpus < processes:
+        return [f"machine.gpus: backend.processes makes {processes} ranks on each machine; lease as many GPUs"]
+    return []
+
+
+def _length_problems(config: PipelineConfig) -> list[str]:
+    limits = {"evaluation.max_new_tokens": config.evaluation.max_new_tokens} if config.data.heldout else {}
+    if config.rl is not None:
+        limits["rl.max_new_tokens"] = config.rl.max_new_tokens
+    return [
+        f"{path}: {tokens} leaves no room for a prompt in data.max_length {config.data.max_length}"
+        for path, tokens in limits.items()
+        if tokens >= config.data.max_length
+    ]

@@ -1,0 +1,160 @@
+"""What configs and stage specs are made of: frozen, validated dataclasses.
+
+Decision: whether a field belongs to the identity of a result or only to its execution is said by the field's type.
+`Operational[int]` marks a field that cannot change a result (log intervals, time limits, where it runs); everything
+else is identity and enters stage keys. A reader of the class sees the line, the key's encoder reads the same line,
+and nobody has to keep a second list in step.
+
+Decision: a part validates on construction and lists all its problems at once. Inside `collect_problems()` a part with
+problems notes them and stands in with its valid fields, so that a config file with faults in several parts is told
+about all of them in one message instead of one per attempt.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from rollouts_core.errors import BadInput
+
+T = TypeVar("T")
+
+
+class _OperationalMark:
+    """Found in a field's metadata when the field stays out of keys."""
+
+
+Operational = Annotated[T, _OperationalMark()]
+
+UNION_TAGS = (
+    *("scratch", "pretrained", "jsonl", "parquet", "arrow", "dataset", "mixture"),
+    *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "maxrl", "ppo", "distillation"),
+    "custom",
+)
+"""The `kind` values of unions, which pydantic puts into a problem's path and a person did not write."""
+
+_collected: ContextVar[list[str] | None] = ContextVar("collected_problems", default=None)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
+def part(cls: type[T]) -> type[T]:
+    """Make a class a part: frozen, keyword-only, unknown fields refused, no NaN or infinity.
+
+    Raises `BadInput` with one line per problem when constructed with bad values.
+    """
+    settings = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        field_title_generator=lambda name, field: name,
+        json_schema_extra=_in_order,
+    )
+    made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    made.__init__ = _with_all_problems(made.__init__, cls.__name__)
+    return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def collect_problems() -> Iterator[list[str]]:
+    """While open, parts with problems note them in the yielded list instead of raising."""
+    problems: list[str] = []
+    token = _collected.set(problems)
+    try:
+        yield problems
+    finally:
+        _collected.reset(token)
+
+
+def identity_fields(part_type: type) -> list[str]:
+    """The names of the fields that enter a key."""
+    hints = get_type_hints(part_type, include_extras=True)
+    return [field.name for field in fields(part_type) if not _is_operational(hints[field.name])]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything in JSON data that is not an object with entries."""
+    if isinstance(value, Mapping) and value:
+        for name, entry in value.items():
+            yield from leaves(entry, f"{path}.{name}" if path else name)
+    else:
+        yield path, value
+
+
+def problem_lines(error: ValidationError, prefix: str = "") -> list[str]:
+    """One line per problem: the field's dotted path, what is wrong, and what was given."""
+    lines = []
+    for detail in error.errors(include_url=False):
+        path = ".".join([prefix] * bool(prefix) + [str(step) for step in detail["loc"] if step not in UNION_TAGS])
+        lines += [f"{path}: {text}" if path else text for text in _explain(detail)]
+    return lines
+
+
+def or_raise(value: T, problems: list[str]) -> T:
+    """The value; at the end of a part's validator. Raises `ValueError` with a line for each problem."""
+    if problems:
+        raise ValueError("\n".join(problems))
+    return value
+
+
+def one_of(schema: dict[str, Any]) -> None:
+    """For the schema of a union: said so that Prefect's form can switch from one alternative to another."""
+    schema["anyOf"] = schema.pop("oneOf")
+
+
+def _in_order(schema: dict[str, Any], cls: type) -> None:
+    """Fields stand in a form as they stand in the class."""
+    order = list(get_type_hints(cls))
+    schema["properties"] = dict(sorted(schema["properties"].items(), key=lambda field: order.index(field[0])))
+
+
+def _is_operational(hint: Any) -> bool:
+    return any(isinstance(mark, _OperationalMark) for mark in getattr(hint, "__metadata__", ()))
+
+
+def _explain(detail: Any) -> list[str]:
+    kind = detail["type"]
+    if kind == "unexpected_keyword_argument" or kind == "extra_forbidden":
+        return ["no such field"]
+    if kind.startswith("missing"):
+        return ["is required"]
+    message: str = detail["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return message.splitlines()
+    message = message[0].lower() + message[1:]
+    return [f"{message} (got {detail['input']!r})"]
+
+
+def _with_all_problems(init: Callable[..., None], name: str) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            init(self, *args, **values)
+        except ValidationError as error:
+            lines = problem_lines(error, name)
+            collected = _collected.get()
+            if collected is None:
+                raise BadInput(lines) from None
+            collected += lines
+            _stand_in(init, self, args, values, error, collected)
+
+    return __init__
+
+
+def _stand_in(
+    init: Callable[..., None],
+    value: Any,
+    args: Any,
+    values: dict[str, Any],
+    error: ValidationError,
+    collected: list[str],
+) -> None:
+    """Construct with the fields that were found right; raise what has been collected where that is not possible."""
+    faulty = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+    kept = {name: entry for name, entry in values.items() if name not in faulty} if faulty else {}
+    try:
+        init(value, *args, **kept)
+    except ValidationError as again:
+        collected += [line for line in problem_lines(again) if not line.endswith("is required")]
+        raise BadInput(collected) from None

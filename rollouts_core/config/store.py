@@ -1,0 +1,34 @@
+"""Where artifacts, results and metrics go."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rollouts_core.config.schema import Operational, part
+
+
+@part
+class StoreConfig:
+    """Where artifacts and results live. Nothing here can change a result."""
+
+    path: Operational[Path | None] = Field(
+        default=None, description="Runs, jobs, partial work, and artifacts unless `url` says otherwise."
+    )
+    url: Operational[str | None] = Field(
+        default=None,
+        pattern=r"^[a-z0-9]+://.+",
+        description="Artifacts at an fsspec URL, as s3://bucket/prefix; credentials come from the environment.",
+    )
+    outputs: Operational[Path | None] = Field(default=None, description="What runs bring home; default: outputs.")
+
+
+@part
+class TrackingConfig:
+    """Where metrics go besides the run's own files. Nothing here can change a result."""
+
+    tensorboard: Operational[bool] = Field(default=False, description="Write outputs/tensorboard/<run>.")
+    wandb: Operational[str | None] = Field(default=None, description="A project of Weights & Biases; null: none.")
+    wandb_mode: Operational[Literal["offline", "online"]] = Field(
+        default="offline", description="offline: into outputs/wandb, for `wandb sync`; online: the key is its own."
+    )

@@ -1,0 +1,88 @@
+"""SFT and DPO, and how training uses its devices."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rollouts_core.config.schema import Operational, or_raise, part
+
+Optimizer = Annotated[
+    Literal["adamw", "muon"], Field(description="muon: for the matrices inside the layers; AdamW for the rest.")
+]
+Schedule = Literal["cosine", "linear", "constant", "stable_then_decay"]
+SCHEDULES = "Decay to zero after warm-up; stable_then_decay: over the last fifth."
+
+
+@part
+class SFTConfig:
+    """Supervised fine-tuning on the demonstrations' assistant spans."""
+
+    steps: int = Field(default=1000, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(default=64, ge=1, description="Examples per optimizer step.")
+    tokens_per_pass: int = Field(
+        default=16384, ge=1, description="Tokens of one forward-backward pass; a step takes as many passes as it needs."
+    )
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = Field(default=2e-5, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    schedule: Schedule = Field(default="cosine", description=SCHEDULES)
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
+    log_every: Operational[int] = Field(default=10, ge=1, description="Steps between lines of metrics.")
+    checkpoint_every: Operational[int] = Field(default=100, ge=1, description="Steps between checkpoints.")
+
+    @model_validator(mode="after")
+    def _steps_add_up(self) -> "SFTConfig":
+        return or_raise(self, _warmup_problems(self.warmup_steps, self.steps))
+
+
+@part
+class DPOConfig:
+    """Direct preference optimization, against the policy that it begins with."""
+
+    steps: int = Field(default=500, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(default=32, ge=1, description="Preferences per optimizer step.")
+    beta: float = Field(default=0.1, gt=0, description="How strongly the policy is held to the one it begins with.")
+    tokens_per_pass: int = Field(
+        default=16384, ge=1, description="Tokens of one forward-backward pass, shared prompts counted once."
+    )
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps of linear warm-up.")
+    schedule: Schedule = Field(default="linear", description=SCHEDULES)
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
+    log_every: Operational[int] = Field(default=10, ge=1, description="Steps between lines of metrics.")
+    checkpoint_every: Operational[int] = Field(default=100, ge=1, description="Steps between checkpoints.")
+
+    @model_validator(mode="after")
+    def _steps_add_up(self) -> "DPOConfig":
+        return or_raise(self, _warmup_problems(self.warmup_steps, self.steps))
+
+
+def _warmup_problems(warmup_steps: int, steps: int) -> list[str]:
+    return [f"warmup_steps {warmup_steps} is not smaller than steps {steps}"] if warmup_steps >= steps else []
+
+
+@part
+class LoRAConfig:
+    """Low-rank adapters: the weights stay, and small matrices beside the linear layers are trained."""
+
+    rank: int = Field(default=16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(default=32.0, gt=0, description="What they add is scaled by alpha / rank.")
+    targets: tuple[str, ...] = Field(
+        default=(), description="Names of linear layers, as q_proj; none: all but the head."
+    )
+
+
+@part
+class BackendConfig:
+    """How training uses its device, or devices."""
+
+    processes: Operational[int] = Field(
+        default=1, ge=1, description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device."
+    )
+    lora: LoRAConfig | None = Field(default=None, description="Train adapters instead of the weights.")
+    activation_checkpointing: Operational[bool] = Field(
+        default=False, description="Compute activations again for the gradient: less memory, a third more time."
+    )

@@ -1,0 +1,44 @@
+"""Conversations: messages, the calls in them, and what calls came to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Data = Mapping[str, Any]
+"""JSON data."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+    malformed: str = ""
+    """What the model wrote for arguments where that is no JSON object; `arguments` is then empty."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call came to, as the model is told."""
+
+    call: ToolCall
+    content: str
+    failed: bool = False
+    """Whether the content says what went wrong."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment knows anew of the episode, as JSON data."""
+    ends: bool = False
+    """Whether the episode ends with it."""
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """What the assistant thought before its content, where a template keeps the two apart."""
+    name: str = ""
+    """Of a tool's result: the tool."""
+    tool_call_id: str = ""
+    """Of a tool's result: the call that it answers."""

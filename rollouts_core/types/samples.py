@@ -1,0 +1,67 @@
+"""Prompts, and the answers to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from rollouts_core.types.episode import Trajectory
+from rollouts_core.types.messages import Message
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    messages: tuple[Message, ...]
+    tokens: tuple[int, ...]
+    """Rendered by the chat template, generation prompt included."""
+    metadata: Mapping[str, Any]
+    """The row's further columns; rewards read them."""
+    source_row: int
+    """Row of the file it came from, counted from 0."""
+
+    @property
+    def text(self) -> str:
+        """What it says last, for people."""
+        return self.messages[-1].content if self.messages else str(self.metadata.get("prompt", ""))
+
+
+@dataclass(frozen=True)
+class Sample:
+    prompt: Prompt
+    response: str
+    """The answer as text, without special tokens; of several turns, the last."""
+    tokens: tuple[int, ...]
+    """Prompt and answer as the engine saw and made them; never encoded again."""
+    loss_mask: tuple[int, ...]
+    """Per token: 1 where the policy made it."""
+    rollout_log_probs: tuple[float, ...]
+    """Per token behind the prompt, under the weights and temperature it was sampled with; 0 for observed ones."""
+    weight_versions: tuple[int, ...]
+    """Per token behind the prompt; of observed ones, that of the turn before."""
+    group_index: int
+    """Which prompt of the batch it answers."""
+    status: Status
+    reward: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    episode: int = 0
+    """Which of its group's answers it is. An answer whose earlier turns are rendered anew is several samples."""
+    trajectory: Trajectory | None = None
+    """Of an answer in an environment."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """What the reward was made of, by name."""
+    turn_rewards: tuple[float, ...] = ()
+    """What of the reward single turns have earned; empty where only the whole counts."""
+
+    @cached_property
+    def response_length(self) -> int:
+        """Tokens that the policy made."""
+        return sum(self.loss_mask)

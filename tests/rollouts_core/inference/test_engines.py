@@ -1,0 +1,405 @@
+"""What every engine promises, asked of each: the embedded one, SGLang's server, vLLM's server."""
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from infra.servers.commands import ServedModel
+from rollouts_core.config import EngineConfig
+from rollouts_core.data.tokenized import Example
+from rollouts_core.errors import BadInput, ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
+from rollouts_core.inference.embedded import EmbeddedEngine
+from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine, ModelLimits, shapes_of
+from rollouts_core.inference.replicas import SupervisedServers
+from rollouts_core.inference.sglang import SGLangEngine
+from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport
+from rollouts_core.inference.vllm import VLLMEngine
+from rollouts_core.training.reference import reference_server
+from tests.rollouts_core.models import VOCABULARY, character_tokenizer, tiny_model
+from tests.servers import RunningServers, running_servers
+
+SGLANG = pytest.param("sglang", marks=pytest.mark.sglang)
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+KINDS = ("embedded", SGLANG, VLLM)
+SEEDED = ("embedded", VLLM)
+"""SGLang honours seeds on a GPU only."""
+DEADLINE = 60.0
+TOLERANCE = 1e-4
+"""Of a log-probability in float32, between engine and trainer: the model is small and its logits large."""
+PROMPT = (3, 5, 7, 9)
+CONTEXT = 512
+"""Long, so that requests are still under way when something happens to them."""
+
+
+def limits() -> ModelLimits:
+    return ModelLimits(CONTEXT, VOCABULARY, shapes_of(weights_of(served_model())))
+
+
+def served_model(seed: int = 0) -> Any:
+    """As small as all three can serve: vLLM's attention on the CPU needs heads of 32."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+    )
+    return tiny_model(seed, config)
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def log_probs_by(model: Any, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float) -> torch.Tensor:
+    """As the trainer computes them."""
+    sequence = torch.tensor([[*prompt, *tokens]])
+    with torch.no_grad():
+        logp = torch.log_softmax(model(sequence).logits[0, :-1].float() / (temperature or 1.0), -1)
+        return logp.gather(1, sequence[0, 1:, None])[len(prompt) - 1 :, 0]
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine that can be made anew for each test; servers are shared."""
+
+    kind: str
+    make: Callable[[], InferenceEngine]
+
+    def run(
+        self, test: Callable[[InferenceEngine], Awaitable[Any]], version: int = 1, seconds: float = DEADLINE
+    ) -> Any:
+        """Run a coroutine with an engine that has the weights of `served_model()`."""
+
+        async def main() -> Any:
+            engine = self.make()
+            try:
+                with anyio.fail_after(seconds):
+                    await engine.update_weights(weights_of(served_model()), version)
+                    return await test(engine)
+            finally:
+                await engine.aclose()
+
+        return anyio.run(main)
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("served") / "model"
+    served_model().save_pretrained(directory)
+    character_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def _servers(kind: str, directory: Path, factory: pytest.TempPathFactory) -> Iterator[RunningServers]:
+    config = EngineConfig(kind=kind, max_running_requests=64)  # type: ignore[arg-type]
+    with running_servers(factory.mktemp(kind), config, ServedModel(str(directory), "float32", CONTEXT)) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def sglang_server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServers]:
+    yield from _servers("sglang", model_directory, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServers]:
+    yield from _servers("vllm", model_directory, tmp_path_factory)
+
+
+@pytest.fixture(params=KINDS)
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    kind: str = request.param
+    if kind == "embedded":
+        return Served(kind, lambda: EmbeddedEngine(TorchEngine(served_model(), CONTEXT, 64)))
+    fleet = SupervisedServers(request.getfixturevalue(f"{kind}_server").directory)
+    if kind == "sglang":
+        return Served(kind, lambda: SGLangEngine(fleet, limits(), DiskTransport(tmp_path)))
+    return Served(kind, lambda: VLLMEngine(fleet, limits(), "policy", tmp_path))
+
+
+def request_of(name: str = "a", **changes: Any) -> GenerationRequest:
+    return replace(GenerationRequest(name, PROMPT, 8, (), 0.0), **changes)
+
+
+async def all_of(engine: InferenceEngine, requests: list[GenerationRequest]) -> list[Completion]:
+    found: dict[str, Completion] = {}
+
+    async def ask(request: GenerationRequest) -> None:
+        found[request.request_id] = await engine.generate(request)
+
+    async with anyio.create_task_group() as group:
+        for request in requests:
+            group.start_soon(ask, request)
+    return [found[request.request_id] for request in requests]
+
+
+def test_greedy_equals_transformers(served: Served) -> None:
+    prompts = [PROMPT, (4,), tuple(range(2, 20)), (8, 8, 8)]
+    requests = [request_of(str(n), prompt_tokens=prompt, max_new_tokens=20) for n, prompt in enumerate(prompts)]
+    found = served.run(lambda engine: all_of(engine, requests))
+    model = served_model()
+    for prompt, completion in zip(prompts, found, strict=True):
+        tokens = torch.tensor([prompt])
+        expected = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=20, eos_token_id=None,
+            pad_token_id=0,
+        )  # fmt: skip
+        assert completion.tokens == tuple(expected[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_log_probs_are_the_trainers(served: Served, temperature: float) -> None:
+    requests = [request_of(str(seed), temperature=temperature, seed=seed, max_new_tokens=16) for seed in range(8)]
+    for completion in served.run(lambda engine: all_of(engine, requests)):
+        expected = log_probs_by(served_model(), PROMPT, completion.tokens, temperature)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
+        assert completion.weight_versions == (1,) * 16
+
+
+@pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)
+def test_a_teachers_server_scores_as_its_model(served: Served, request: pytest.FixtureRequest) -> None:
+    async def nothing(engine: InferenceEngine) -> None: ...
+
+    served.run(nothing)
+    fleet = SupervisedServers(request.getfixturevalue(f"{served.kind}_server").directory)
+    url = fleet.ready().replicas[0].url
+    sequences = [(*PROMPT, 8, 2, 6), (4, 5), tuple(range(2, 14))]
+    examples = [Example(np.array(tokens), np.arange(len(tokens)) >= 1) for tokens in sequences]
+    for tokens, found in zip(sequences, reference_server(url)(examples, []), strict=True):
+        expected = log_probs_by(served_model(), tokens[:1], tokens[1:], 1.0)
+        torch.testing.assert_close(torch.tensor(found).float(), expected, atol=TOLERANCE, rtol=0)
+    with pytest.raises((BadInput, EngineUnavailable)):
+        reference_server(url)([Example(np.array([2, VOCABULARY + 5]), np.ones(2))], [])
+
+
+def test_stops_behind_a_stop_token(served: Served) -> None:
+    whole = served.run(lambda engine: engine.generate(request_of(max_new_tokens=12)))
+    stop = whole.tokens[4]
+    first = whole.tokens.index(stop)
+    stopped = served.run(lambda engine: engine.generate(request_of(max_new_tokens=12, stop_token_ids=(stop,))))
+    assert stopped.tokens == whole.tokens[: first + 1]
+    assert stopped.finish_reason == "stop" and len(stopped.log_probs) == first + 1
+
+
+def test_ends_at_max_new_tokens(served: Served) -> None:
+    found = served.run(lambda engine: engine.generate(request_of(max_new_tokens=3)))
+    assert len(found.tokens) == 3 and found.finish_reason == "length"
+
+
+def test_samples_of_a_group_differ(served: Served) -> None:
+    group = [request_of(str(n), temperature=1.0, seed=n, session="group", max_new_tokens=16) for n in range(8)]
+    found = served.run(lambda engine: all_of(engine, group))
+    assert len({completion.tokens for completion in found}) > 4
+
+
+@pytest.mark.parametrize("served", SEEDED, indirect=True)
+def test_a_seed_gives_the_same_answer(served: Served) -> None:
+    one = request_of(temperature=1.0, seed=11, max_new_tokens=16)
+    other = request_of("b", temperature=1.0, seed=12, max_new_tokens=16)
+
+    async def three(engine: InferenceEngine) -> list[Completion]:
+        return [await engine.generate(request) for request in (one, other, one)]
+
+    first, different, again = served.run(three)
+    assert first.tokens == again.tokens != different.tokens
+
+
+def test_goes_on_behind_what_is_there(served: Served) -> None:
+    whole = served.run(lambda engine: engine.generate(request_of(max_new_tokens=12)))
+    rest = served.run(lambda engine: engine.generate(request_of(max_new_tokens=12, generated=whole.tokens[:5])))
+    assert rest.tokens == whole.tokens[5:]
+
+
+def test_an_aborted_request_gives_what_it_has(served: Served) -> None:
+    long = request_of(max_new_tokens=CONTEXT - len(PROMPT), temperature=1.0)
+
+    async def abort_soon(engine: InferenceEngine) -> Completion:
+        found: list[Completion] = []
+
+        async def ask() -> None:
+            found.append(await engine.generate(long))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await under_way(engine)
+            await engine.abort([long.request_id])
+        return found[0]
+
+    completion = served.run(abort_soon)
+    assert completion.finish_reason == "abort" and len(completion.tokens) < long.max_new_tokens
+    assert len(completion.log_probs) == len(completion.tokens)
+
+
+def test_who_stops_waiting_has_aborted(served: Served) -> None:
+    """The engine is free for others, under the same name too."""
+
+    async def give_up(engine: InferenceEngine) -> Completion:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, request_of(max_new_tokens=400, temperature=1.0))
+            await under_way(engine)
+            group.cancel_scope.cancel()
+        return await engine.generate(request_of(max_new_tokens=4))
+
+    assert len(served.run(give_up).tokens) == 4
+
+
+def test_new_weights_come_between_two_tokens(served: Served) -> None:
+    """Each token's log-probability is that of the weights it is said to be made by, over all tokens before it."""
+    requests = [request_of(str(n), temperature=1.0, seed=n, max_new_tokens=400) for n in range(4)]
+
+    async def update(engine: InferenceEngine) -> list[Completion]:
+        found: list[Completion] = []
+
+        async def ask() -> None:
+            found.extend(await all_of(engine, requests))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await under_way(engine)
+            await engine.update_weights(weights_of(served_model(7)), 2)
+        return found
+
+    models = {1: served_model(), 2: served_model(7)}
+    completions = served.run(update)
+    assert {1, 2} == {version for completion in completions for version in completion.weight_versions}
+    for completion in completions:
+        by_version = {
+            version: log_probs_by(model, PROMPT, completion.tokens, 1.0).tolist() for version, model in models.items()
+        }
+        expected = [by_version[version][place] for place, version in enumerate(completion.weight_versions)]
+        torch.testing.assert_close(torch.tensor(completion.log_probs), torch.tensor(expected), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("length", [CONTEXT - 7, CONTEXT + 1])
+def test_context_overflow_is_refused(served: Served, length: int) -> None:
+    with pytest.raises(ContextOverflow, match=f"prompt of {length} tokens"):
+        served.run(lambda engine: engine.generate(request_of(prompt_tokens=(3,) * length)))
+
+
+def test_tokens_outside_the_vocabulary_are_refused(served: Served) -> None:
+    with pytest.raises(OutsideVocabulary, match=f"token {VOCABULARY} "):
+        served.run(lambda engine: engine.generate(request_of(prompt_tokens=(3, VOCABULARY))))
+
+
+def test_weights_from_a_checkpoint(served: Served, tmp_path: Path) -> None:
+    served_model(7).save_pretrained(tmp_path / "other")
+
+    async def load(engine: InferenceEngine) -> Completion:
+        await engine.update_weights_from_checkpoint(tmp_path / "other", 5)
+        return await engine.generate(request_of(max_new_tokens=12))
+
+    completion = served.run(load)
+    expected = log_probs_by(served_model(7), PROMPT, completion.tokens, 0.0)
+    torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
+    assert set(completion.weight_versions) == {5}
+
+
+def test_weights_of_another_shape_are_refused(served: Served) -> None:
+    wrong = {**weights_of(served_model()), "model.norm.weight": torch.ones(VOCABULARY)}
+
+    async def refused(engine: InferenceEngine) -> Completion:
+        with pytest.raises(WeightMismatch, match="version 2"):
+            await engine.update_weights(wrong, 2)
+        await engine.update_weights(weights_of(served_model()), 3)
+        return await engine.generate(request_of())
+
+    assert served.run(refused).weight_versions == (3,) * 8
+
+
+def test_memory_is_given_away_and_taken_back(served: Served) -> None:
+    async def sleep(engine: InferenceEngine) -> Completion:
+        await engine.release_memory()
+        await engine.resume_memory()
+        await engine.update_weights(weights_of(served_model()), 2)
+        return await engine.generate(request_of())
+
+    assert served.run(sleep).weight_versions == (2,) * 8
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("transport", ["disk", "tensor", "broadcast"])
+def test_every_transport_gives_the_same_weights(transport: str, sglang_server: RunningServers, tmp_path: Path) -> None:
+    """In several buckets: the limit is a few parameters."""
+    limit = 20_000
+    made: Mapping[str, Callable[[], Any]] = {
+        "disk": lambda: DiskTransport(tmp_path, limit),
+        "tensor": lambda: TensorTransport(1, limit),
+        "broadcast": lambda: BroadcastTransport(1, limit),
+    }
+    served = Served(
+        "sglang", lambda: SGLangEngine(SupervisedServers(sglang_server.directory), limits(), made[transport]())
+    )
+
+    async def twice(engine: InferenceEngine) -> Completion:
+        await engine.update_weights(weights_of(served_model(7)), 2)
+        return await engine.generate(request_of(max_new_tokens=16))
+
+    completion = served.run(twice)
+    expected = log_probs_by(served_model(7), PROMPT, completion.tokens, 0.0)
+    torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
+    assert set(completion.weight_versions) == {2}
+
+
+@pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)
+def test_a_server_that_dies_under_a_request_is_started_again_and_given_the_weights(
+    served: Served, request: pytest.FixtureRequest
+) -> None:
+    servers: RunningServers = request.getfixturevalue(f"{served.kind}_server")
+    port = servers.told()["replicas"][0]["url"].rpartition(":")[2]
+
+    async def killed(engine: InferenceEngine) -> Completion:
+        said: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                await engine.generate(request_of(max_new_tokens=500, temperature=1.0))
+            except EngineUnavailable as error:
+                said.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await under_way(engine)
+            os.kill(process_with(port), signal.SIGKILL)
+        assert len(said) == 1
+        while not engine.wants_weights():
+            await anyio.sleep(0.2)
+        await engine.update_weights(weights_of(served_model()), engine.weight_version)
+        return await engine.generate(request_of())
+
+    assert served.run(killed, version=9, seconds=300.0).weight_versions == (9,) * 8
+
+
+def process_with(argument: str) -> int:
+    """The server's process: the one that was given this port."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if argument in arguments and "--port" in arguments:
+                return int(entry.name)
+    raise AssertionError(f"no process has {argument}")
+
+
+async def under_way(engine: InferenceEngine) -> None:
+    """Until some tokens have been made."""
+    if isinstance(engine, EmbeddedEngine):
+        for _ in range(12):
+            await anyio.lowlevel.checkpoint()
+    else:
+        await anyio.sleep(0.25)
