@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flows import housekeeping, machines
-from flows.preflight import check_inputs, place_store, store_named, store_of
+from flows.preflight import checked, place_store, store_named, store_of
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput, RolloutsError
@@ -43,11 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_command(options: argparse.Namespace) -> int:
     config = _config(options)
-    check_inputs(config, options.refresh)
-    prepare_prefect()
-    from flows.post_train import post_train
+    with checked(config, options.refresh):
+        prepare_prefect()
+        from flows.post_train import post_train
 
-    return _run_flow(partial(post_train, config, options.refresh, return_state=True), config, options)
+        return _run_flow(partial(post_train, config, options.refresh, return_state=True), config, options)
 
 
 def prepare_prefect() -> None:
@@ -82,17 +82,17 @@ def _run_flow(start: Callable[[], Any], config: PipelineConfig, options: argpars
 
 def eval_command(options: argparse.Namespace) -> int:
     config = _config(options)
-    stages = check_inputs(config)
-    if not stages.evaluate:
-        raise BadInput("data.heldout: is required to evaluate", str(options.config))
-    if options.against:
-        from rollouts_core.observe.runs import find_run
+    with checked(config) as stages:
+        if not stages.evaluate:
+            raise BadInput("data.heldout: is required to evaluate", str(options.config))
+        if options.against:
+            from rollouts_core.observe.runs import find_run
 
-        find_run(store_of(config).home, options.against)
-    prepare_prefect()
-    from flows.evaluate import evaluate_policies
+            find_run(store_of(config).home, options.against)
+        prepare_prefect()
+        from flows.evaluate import evaluate_policies
 
-    return _run_flow(partial(evaluate_policies, config, options.against, return_state=True), config, options)
+        return _run_flow(partial(evaluate_policies, config, options.against, return_state=True), config, options)
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -241,11 +241,15 @@ def _parser() -> argparse.ArgumentParser:
     pin.add_argument("--reason", default="", help="why it is kept")
     pin.add_argument("--remove", action="store_true", help="no longer keep it")
     gc = add("gc", housekeeping.gc_command, "remove what no kept run needs", shared)
-    gc.add_argument("--keep-last", type=int, metavar="N", help="keep the last N runs of each name; default: all runs")
-    gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    _add_gc_options(gc)
     completion = add("completion", completion_command, "print what makes a shell complete commands", shared)
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return parser
+
+
+def _add_gc_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep-last", type=int, metavar="N", help="keep the last N runs of each name; default: all")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
 
 def _add_prefect(add: Callable[..., Any], shared: argparse.ArgumentParser) -> None:
@@ -264,6 +268,10 @@ def _add_machines(commands: Any, shared: argparse.ArgumentParser) -> None:
     checked = actions.add_parser("check", parents=[shared], help="say whether one is fit, and what to do if not")
     checked.add_argument("name", metavar="NAME")
     checked.set_defaults(command=machines.check_command)
+    collected = actions.add_parser("gc", parents=[shared], help="remove what no kept run needs there")
+    collected.add_argument("name", metavar="NAME")
+    _add_gc_options(collected)
+    collected.set_defaults(command=machines.gc_command)
     added = actions.add_parser("add", parents=[shared], help="add one")
     added.add_argument("name", metavar="NAME")
     machines.add_fields(added)

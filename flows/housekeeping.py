@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from flows.preflight import store_named
@@ -38,16 +38,26 @@ def verify_command(options: argparse.Namespace) -> int:
 
 
 def gc_command(options: argparse.Namespace) -> int:
-    if options.keep_last is not None and options.keep_last < 0:
-        raise BadInput(f"--keep-last {options.keep_last}: write a number of runs, 0 or more")
-    removals = collect_garbage(store_named(options.store), options.keep_last, options.dry_run)
+    keep_last = checked_keep_last(options)
+    print_removals(collect_garbage(store_named(options.store), keep_last, options.dry_run), options)
+    return 0
+
+
+def checked_keep_last(options: argparse.Namespace) -> int | None:
+    """Raises `BadInput` when it is negative."""
+    keep_last: int | None = options.keep_last
+    if keep_last is not None and keep_last < 0:
+        raise BadInput(f"--keep-last {keep_last}: write a number of runs, 0 or more")
+    return keep_last
+
+
+def print_removals(removals: Sequence[Removal], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"dry_run": options.dry_run, "removed": [asdict(removal) for removal in removals]}))
-        return 0
+        return
     for removal in removals:
         print(f"{removal.kind:<9} {removal.name:<44} {_megabytes(removal.size)}")
     print(f"{'would remove' if options.dry_run else 'removed'} {_summary(removals)}")
-    return 0
 
 
 def pin_command(options: argparse.Namespace) -> int:

@@ -1,10 +1,12 @@
-"""The commands about machines: ls, check, add."""
+"""The commands about machines: ls, check, add, gc."""
 
 import argparse
 import json
 from dataclasses import asdict
 from typing import Any
 
+from flows.housekeeping import checked_keep_last, print_removals
+from flows.preflight import store_named
 from infra.inventory import add_host, find_host, inventory_file, load_inventory
 
 MARKS = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
@@ -49,6 +51,16 @@ def add_command(options: argparse.Namespace) -> int:
         print(json.dumps({"name": options.name, "file": str(path)}))
     else:
         print(f"{options.name} is in {path}; `rollouts machines check {options.name}` says whether it is fit")
+    return 0
+
+
+def gc_command(options: argparse.Namespace) -> int:
+    from infra.machines.collect import collect_on_machine
+
+    keep_last = checked_keep_last(options)
+    store = store_named(options.store)
+    removals = collect_on_machine(options.name, find_host(options.name), store, keep_last, options.dry_run)
+    print_removals(removals, options)
     return 0
 
 

@@ -5,7 +5,9 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,8 @@ HOME = Path(".rollouts")
 TASK_RUNNERS = {"dask": "prefect_dask", "ray": "prefect_ray"}
 """The packages of Prefect's integrations."""
 SERVER_DEADLINE = 5.0
+
+_checked: ContextVar[tuple[PipelineConfig, tuple[str, ...], Plan] | None] = ContextVar("checked", default=None)
 
 
 def place_store(config: PipelineConfig, config_file: Path, option: str | None) -> PipelineConfig:
@@ -61,8 +65,22 @@ def outputs_of(config: PipelineConfig) -> Path:
     return (config.store.outputs or store_of(config).home.parent / "outputs").resolve()
 
 
+@contextmanager
+def checked(config: PipelineConfig, refresh: Sequence[str] = ()) -> Iterator[Plan]:
+    """The plan, as `check_inputs`; a flow that is run inside takes it over and does not plan again."""
+    stages = check_inputs(config, refresh)
+    token = _checked.set((config, tuple(refresh), stages))
+    try:
+        yield stages
+    finally:
+        _checked.reset(token)
+
+
 def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     """The plan; or one `BadInput` with every problem of inputs, rewards and store that can be seen before running."""
+    known = _checked.get()
+    if known is not None and known[:2] == (config, tuple(refresh)):
+        return known[2]
     stages: list[Plan] = []
     problems: list[str] = []
     rewards = [config.evaluation.reward] + ([config.rl.reward] if config.rl else [])

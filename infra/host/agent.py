@@ -15,6 +15,7 @@ Layout below WORK, which is this user's alone:
     agent/, code/, environments/, wheels/, inputs/   what was sent or built, by digest
     incoming/                                        what is being sent
     leases/                                          who has which GPU
+    runs/                                            which artifacts each run needs
     store/                                           artifacts, jobs and partial work (see rollouts_core.store)
     alive                                            touched while something here is wanted or runs
 
@@ -27,6 +28,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -34,12 +36,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.host import environment, gpu_leases, jobs, runner, servers, trees
+from infra.host import collect, environment, gpu_leases, jobs, runner, servers, trees
 from infra.host.facts import facts
 from rollouts_core.store.flush import flush
+from rollouts_core.store.locks import born
 
 IDLE_SECONDS = 120.0
 IMPORT_SECONDS = 280.0
+PROBE_SECONDS = 60
 MAX_REQUEST = 256 * 2**20
 LENGTH = struct.Struct(">I")
 SHELVES = {"artifacts": "store/artifacts", "code": "code", "inputs": "inputs", "wheels": "wheels"}
@@ -188,6 +192,23 @@ def busy(work: Path) -> dict[str, Any]:
     return {"jobs": jobs.running(store_jobs), "leases": gpu_leases.living(work / "leases", store_jobs)}
 
 
+def leave_behind(work: Path) -> dict[str, Any]:
+    """Start a process as detached as a job is, which ends by itself: its `pid`, and when it was `born`."""
+    process = subprocess.Popen(
+        ["sleep", str(PROBE_SECONDS)], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return {"pid": process.pid, "born": born(process.pid)}
+
+
+def lives(work: Path, pid: int, born_at: str) -> bool:
+    """Whether a process that was left behind is still there; it is ended."""
+    if born(pid) != born_at:
+        return False
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
 def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
     _name(ask["token"])
     return gpu_leases.acquire(work / "leases", work / "store" / "jobs", ask)
@@ -210,6 +231,11 @@ CALLS: dict[str, Callable[..., Any]] = {
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
     "cancel": lambda work, job, asked_by: jobs.cancel(work / "store" / "jobs", _name(job), asked_by),
     "busy": busy,
+    "note_run": collect.note_run,
+    "noted_runs": collect.noted_runs,
+    "collect": collect.collect,
+    "leave_behind": leave_behind,
+    "lives": lives,
     "acquire": acquire,
     "renew": renew,
     "release": release,

@@ -35,7 +35,7 @@ def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
     `ask` also has `who`, for people, and `jobs`, those that the run is about to want. Asking again is harmless. A run
     that is gone gets nothing: `busy` with no leases.
     """
-    with _alone(root):
+    with alone(root):
         leases = _living(root, jobs)
         if (root / f"gone-{ask['token']}").exists():
             return {"busy": []}
@@ -68,7 +68,7 @@ def renew(root: Path, lease: str, token: str) -> bool:
 
 def use(root: Path, lease: str, token: str, job: str) -> bool:
     """Note that a job runs on the lease, before it is started; False when the lease has lapsed."""
-    with _alone(root):
+    with alone(root):
         if not renew(root, lease, token):
             return False
         held = json.loads((root / lease / "lease.json").read_text())
@@ -82,7 +82,7 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
 
     `for_good`: a request of the run that comes later, since it was on its way, is refused.
     """
-    with _alone(root):
+    with alone(root):
         if for_good:
             (root / f"gone-{token}").touch()
         for holder in root.glob(f"*/holders/{token}"):
@@ -92,8 +92,17 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
 
 def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
     """All leases: `lease`, `gpus`, `who`, `since`, `jobs`, `running` (jobs), `holders` (tokens)."""
-    with _alone(root):
+    with alone(root):
         return _living(root, jobs)
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """One at a time; the kernel gives the lock back whatever happens."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _living(root: Path, jobs: Path) -> list[dict[str, Any]]:
@@ -126,15 +135,6 @@ def _write(directory: Path, lease: dict[str, Any]) -> None:
     unfinished = directory / "lease.json.unfinished"
     unfinished.write_text(json.dumps(lease))
     unfinished.replace(directory / "lease.json")
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One at a time, for milliseconds; the kernel gives the lock back whatever happens."""
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def names(leases: Sequence[dict[str, Any]]) -> str:

@@ -14,6 +14,8 @@ from rollouts_core.errors import BadInput
 MIN_FREE_BYTES = 2**30
 MAX_SKEW_SECONDS = 300.0
 CHECK_PATIENCE = 5.0
+LOGOUT_SECONDS = 2.0
+"""Between the end of a connection and the look at what is left."""
 MIB_PER_GB = 1000**3 / 2**20
 
 
@@ -33,6 +35,7 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
     try:
         facts = remote.open().call("facts")
         busy = remote.call("busy")
+        logout = _logout_finding(remote)
     except BadInput as error:
         yield Finding("connection", "failed", f"{host.host}:{host.port}", str(error))
         return
@@ -49,6 +52,7 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
     yield disk_finding(facts)
     yield _gpu_finding(host, facts)
     yield clock_finding(facts)
+    yield logout
     running = ", ".join(busy["jobs"]) or "none"
     yield Finding("jobs", "ok", running)
     yield Finding("leases", "ok", gpu_leases.names(busy["leases"]) or "none")
@@ -75,6 +79,20 @@ def clock_finding(facts: Mapping[str, Any]) -> Finding:
     if abs(skew) > MAX_SKEW_SECONDS:
         return Finding("clock", "failed", found, "set it, as `timedatectl set-ntp true` does")
     return Finding("clock", "ok", found)
+
+
+def _logout_finding(remote: Remote) -> Finding:
+    """Whether a detached process outlives the connection that started it, as a job must."""
+    left = remote.call("leave_behind")
+    remote.close()
+    time.sleep(LOGOUT_SECONDS)
+    if remote.call("lives", pid=left["pid"], born_at=left["born"]):
+        return Finding("logout", "ok", "detached processes go on")
+    advice = (
+        "jobs would end whenever this connection does: ask for KillUserProcesses=no in the host's logind.conf, or for "
+        "whatever else ends your processes there to leave them alone"
+    )
+    return Finding("logout", "failed", "detached processes are ended when you log out", advice)
 
 
 def _gpu_finding(host: Host, facts: Mapping[str, Any]) -> Finding:

@@ -95,6 +95,12 @@ class SSHMachine:
         self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
         return ""
 
+    def note_run(self, run: str, name: str, needs: Sequence[ArtifactId]) -> None:
+        """Have the machine know what a run needs there, so that nobody clears it away."""
+        if self._store.url is None:
+            names = [artifact.directory for artifact in needs]
+            self.remote.call("note_run", run=run, name=name, token=self._token, needs=names)
+
     def unclaim(self) -> None:
         """Give the GPUs back and keep the connection."""
         self.remote.call("release", token=self._token, for_good=False)

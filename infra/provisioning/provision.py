@@ -72,6 +72,8 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     jobs, wait_seconds = [job_name(chain) for chain in plan.chains], settings.wait_hours * 3600
     if chosen.missing:
         yield from claim_all([machine, *peers], jobs, wait_seconds) if peers else machine.claim(jobs)
+    for used in (machine, *peers):
+        used.note_run(run.run_id, run.record.name, [stage.artifact for stage in plan.stages])
     discard_refreshed(machine, plan, run)
     yield MachineSession(machine, store, settings, run, peers=tuple(peers))
 

@@ -87,11 +87,20 @@ def compare_results(results: Sequence[Result], others: Sequence[Result]) -> Comp
 
     Raises `BadInput` where there are none.
     """
-    ours, theirs = (_by_prompt([r for r in found if r.reward is not None]) for found in (results, others))
+    ours, theirs = _scored(results), _scored(others)
     shared = sorted(set(ours) & set(theirs))
     if not shared:
         raise BadInput("the two evaluations have no prompt in common")
     return compare([_share(ours[row]) for row in shared], [_share(theirs[row]) for row in shared])
+
+
+def share_prompts(results: Sequence[Result], others: Sequence[Result]) -> bool:
+    """Whether some prompt was scored for both policies."""
+    return not set(_scored(results)).isdisjoint(_scored(others))
+
+
+def _scored(results: Sequence[Result]) -> ByPrompt:
+    return _by_prompt([result for result in results if result.reward is not None])
 
 
 def _by_prompt(results: Sequence[Result]) -> ByPrompt:

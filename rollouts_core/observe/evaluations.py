@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from rollouts_core.errors import BadInput
-from rollouts_core.evaluation.report import EvaluationReport, compare_results
+from rollouts_core.evaluation.report import EvaluationReport, compare_results, share_prompts
 from rollouts_core.evaluation.results import Result, read_results
 from rollouts_core.evaluation.statistics import Comparison
 
@@ -32,7 +32,8 @@ class Evaluated:
 class Compared:
     name: str
     against: str
-    comparison: Comparison
+    comparison: Comparison | None
+    """None where no prompt was scored for both."""
 
 
 def name_of(point: str) -> str:
@@ -49,8 +50,9 @@ def read_evaluations(results: Path, points: Sequence[str]) -> list[Evaluated]:
 def compare_in_order(results: Path, points: Sequence[str]) -> list[Compared]:
     """Each policy against the one before it in the chain, on the same prompts."""
     found = {point: read_results(_folder(results) / f"{point}.jsonl") for point in points}
-    pairs = ((later, earlier, compare_results(found[later], found[earlier])) for earlier, later in pairwise(points))
-    return [Compared(name_of(later), name_of(earlier), comparison) for later, earlier, comparison in pairs]
+    return [
+        _compared(name_of(later), name_of(earlier), found[later], found[earlier]) for earlier, later in pairwise(points)
+    ]
 
 
 def compare_with_run(results: Path, other: Path, run: str, points: Sequence[str]) -> list[Compared]:
@@ -65,8 +67,13 @@ def compare_with_run(results: Path, other: Path, run: str, points: Sequence[str]
     for point in shared:
         ours, theirs = (read_results(_folder(place) / f"{point}.jsonl") for place in (results, other))
         _refuse_other_questions(ours, theirs, run)
-        compared.append(Compared(name_of(point), f"{name_of(point)} of {run}", compare_results(ours, theirs)))
+        compared.append(_compared(name_of(point), f"{name_of(point)} of {run}", ours, theirs))
     return compared
+
+
+def _compared(name: str, against: str, results: Sequence[Result], others: Sequence[Result]) -> Compared:
+    comparison = compare_results(results, others) if share_prompts(results, others) else None
+    return Compared(name, against, comparison)
 
 
 def _refuse_other_questions(ours: Sequence[Result], theirs: Sequence[Result], run: str) -> None:

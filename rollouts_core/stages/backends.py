@@ -62,6 +62,7 @@ def _backend(
         ranks,
         activation_checkpointing=spec.backend.activation_checkpointing,
         lora=spec.backend.lora,
+        entropy=isinstance(spec, RLSpec),
         **options,
     )
 

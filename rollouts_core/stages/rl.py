@@ -190,7 +190,7 @@ def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
         frozen = load_hf_model(str(work.inputs["reference"] / "policy"), spec.dtype, work.device)
     else:
         frozen = untrained_policy(work, spec, tokenizer)
-    policy = Policy(frozen.requires_grad_(False), spec.training.temperature).eval()
+    policy = Policy(frozen.requires_grad_(False), spec.training.temperature, entropy=False).eval()
     return reference_model(partial(score_batch, policy))
 
 

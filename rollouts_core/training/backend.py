@@ -10,7 +10,7 @@
 Legend: N tokens of the row, M learnt tokens, S sequences.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -68,8 +68,8 @@ class TokenScores(NamedTuple):
     """Of each learnt token, in the order of the batch; float32."""
 
     logprobs_M: torch.Tensor
-    entropy_M: torch.Tensor
-    """Of the distribution that the token was drawn from."""
+    entropy_M: torch.Tensor | None = None
+    """Of the distribution that the token was drawn from; None where the policy computes none."""
     values_M: torch.Tensor | None = None
     """The critic's, of the state before the token; None without a critic."""
 
@@ -160,7 +160,7 @@ class TrainStep:
 
 
 def optimizer_step(
-    backend: TrainingBackend, passes: Sequence[TrainBatch], timer: PhaseTimer
+    backend: TrainingBackend, passes: Iterable[TrainBatch], timer: PhaseTimer
 ) -> tuple[Metrics, Metrics]:
     """One optimizer step over so many passes: their combined metrics, and the optimizer's."""
     with timer.phase("forward_backward"):

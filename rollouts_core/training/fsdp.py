@@ -56,11 +56,12 @@ def create_fsdp_backend(
     critic: bool = False,
     activation_checkpointing: bool = False,
     lora: LoRAConfig | None = None,
+    entropy: bool = True,
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
     """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes; the
     weights are rank 0's. Raises `BadInput` as `Policy` does."""
     dtype = next(model.parameters()).dtype
-    policy = create_policy(model, temperature, critic, activation_checkpointing, lora)
+    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy)
     shard(policy, ranks, dtype)
     own = PyTorchTrainingBackend(policy, loss_function, optimization, dtype)
     return FSDPTrainingBackend(ranks, own) if ranks.rank == 0 else own
@@ -90,6 +91,8 @@ class FSDPTrainingBackend:
     def __init__(self, ranks: Ranks, own: PyTorchTrainingBackend) -> None:
         self._ranks, self._own = ranks, own
         self._queue: list[_Queued[Any]] = []
+        self._passes: list[TrainBatch] = []
+        """Those of the step under way, of all ranks."""
 
     @property
     def weight_version(self) -> int:
@@ -106,9 +109,14 @@ class FSDPTrainingBackend:
         return self._queued("score", batch)
 
     def optim_step(self) -> ImmediateTrainFuture[Metrics]:
+        """Raises `NonFiniteGradient` with the passes of all ranks."""
         self.flush()
+        passes, self._passes = self._passes, []
         self._ranks.tell({"do": "step"})
-        return self._own.optim_step()
+        try:
+            return self._own.optim_step()
+        except NonFiniteGradient as error:
+            raise NonFiniteGradient(str(error), passes) from None
 
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
         self.flush()
@@ -142,6 +150,7 @@ class FSDPTrainingBackend:
         for rank, entry in enumerate(queue[1:], 1):
             send_batch(self._ranks, rank, entry.batch)
         if kind == "pass":
+            self._passes += [entry.batch for entry in queue]
             queue[0].found = self._own.forward_backward(queue[0].batch).result()
             for rank, entry in enumerate(queue[1:], 1):
                 entry.found = self._ranks.receive(rank)[0]

@@ -88,6 +88,7 @@ def create_rl_loss(recipe: Recipe, extras: Extras) -> LossFunction:
 
     def loss_of(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
         assert batch.advantages_M is not None and batch.rollout_logprobs_M is not None, "an RL batch has both"
+        assert scores.entropy_M is not None, "RL's policy computes entropies"
         rollout_M, logprobs_M = batch.rollout_logprobs_M, scores.logprobs_M
         own_M = logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
         weights_M = importance_weights(own_M, rollout_M, extras.correction, extras.ratio_low, extras.ratio_high)

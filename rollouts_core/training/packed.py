@@ -17,6 +17,7 @@ each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -69,7 +70,7 @@ def padding_of(spans: Sequence[Span], device: torch.device, dtype: torch.dtype) 
     real = sum(span.queries for span in spans)
     if _has_kernel(device, dtype):
         return 0, real
-    computed = sum(len(block) * max(span.queries for span in block) for block in _alike(spans))
+    computed = sum(len(block) * max(span.queries for span in block) for block in _alike(tuple(spans)))
     return computed - real, computed
 
 
@@ -131,7 +132,7 @@ class _Padded:
         self._blocks: list[_Block] = []
         place_N = np.empty(sum(span.queries for span in spans), np.int64)
         taken = 0
-        for chosen in _alike(spans):
+        for chosen in _alike(tuple(spans)):
             queries_RQ, keys_RL, real_RQ = _places(chosen)
             place_N[queries_RQ[real_RQ]] = taken + np.flatnonzero(real_RQ)
             taken += queries_RQ.size
@@ -192,8 +193,12 @@ def _attention(
     return attention(query_NHD, key_NKD, value_NKD, scale, sliding_window)[None], None
 
 
-def _alike(spans: Sequence[Span]) -> list[list[Span]]:
-    """Blocks of spans: those that stand alone and those behind a prefix apart, each cut where lengths fall."""
+@lru_cache(maxsize=4)
+def _alike(spans: tuple[Span, ...]) -> list[list[Span]]:
+    """Blocks of spans: those that stand alone and those behind a prefix apart, each cut where lengths fall.
+
+    Remembered for the passes under way, since their padding is asked for as well.
+    """
     blocks: list[list[Span]] = []
     for behind in (False, True):
         chosen = sorted((s for s in spans if bool(s.prefix_end) == behind), key=lambda s: s.keys, reverse=True)

@@ -1,4 +1,4 @@
-"""A policy as the trainer sees it: a packed row of tokens in, log-probabilities and entropies of the learnt tokens out.
+"""A policy as the trainer sees it: packed tokens in, log-probabilities and entropies of the learnt tokens out.
 
 Decision: the model's head runs only where a token is learnt, in chunks, and its logits are made again for the gradient:
 with a vocabulary of 150,000 they would be most of a pass's memory. So no more than one chunk of logits ever exists.
@@ -27,8 +27,8 @@ SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 class Policy(nn.Module):
     """A transformers causal language model that scores packed batches. Sharing the model's parameters."""
 
-    def __init__(self, model: Any, temperature: float = 1.0, critic: bool = False) -> None:
-        """`critic` adds a value head to the trunk, beginning at zero.
+    def __init__(self, model: Any, temperature: float = 1.0, critic: bool = False, entropy: bool = True) -> None:
+        """`critic` adds a value head to the trunk, beginning at zero. `entropy`: whether it is computed.
 
         Raises `BadInput` for models whose logits or attention this does not compute.
         """
@@ -36,7 +36,7 @@ class Policy(nn.Module):
         check_head(model)
         use_packed_attention(model)
         self.model = model
-        self._temperature = temperature
+        self._temperature, self._entropy = temperature, entropy
         self.value_head: nn.Linear | None = None
         if critic:
             first = next(model.parameters())
@@ -51,7 +51,7 @@ class Policy(nn.Module):
             input_ids=batch.tokens_N[None], position_ids=batch.positions_N[None], use_cache=False, attention=attention
         ).last_hidden_state
         hidden_ME = hidden_1NE[0].index_select(0, batch.source_M)
-        scores = head_scores(hidden_ME, weight_VE, batch.targets_M, self._temperature)
+        scores = head_scores(hidden_ME, weight_VE, batch.targets_M, self._temperature, self._entropy)
         if self.value_head is None:
             return scores
         return scores._replace(values_M=self.value_head(hidden_ME)[:, 0].float())
@@ -63,20 +63,26 @@ def create_policy(
     critic: bool = False,
     activation_checkpointing: bool = False,
     lora: LoRAConfig | None = None,
+    entropy: bool = True,
 ) -> Policy:
     """A policy ready to be trained. Raises `BadInput` as `Policy` and `add_adapters` do."""
     if lora is not None:
         add_adapters(model, lora)
     if activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model, temperature, critic)
+    return Policy(model, temperature, critic, entropy)
 
 
 def head_scores(
-    hidden_ME: torch.Tensor, weight_VE: torch.Tensor, targets_M: torch.Tensor, temperature: float = 1.0
+    hidden_ME: torch.Tensor,
+    weight_VE: torch.Tensor,
+    targets_M: torch.Tensor,
+    temperature: float = 1.0,
+    entropy: bool = True,
 ) -> TokenScores:
     """log softmax(hidden weight^T / temperature) at the targets, and each row's entropy; both differentiable."""
-    return TokenScores(*_HeadScores.apply(hidden_ME, weight_VE, targets_M, temperature))  # type: ignore[no-untyped-call]
+    scores = _HeadScores.apply(hidden_ME, weight_VE, targets_M, temperature, entropy)  # type: ignore[no-untyped-call]
+    return TokenScores(*scores)
 
 
 def check_head(model: Any) -> None:
@@ -91,36 +97,44 @@ def check_head(model: Any) -> None:
 class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ME: torch.Tensor, weight_VE: torch.Tensor, targets_M: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs_M, entropy_M = (torch.empty(len(hidden_ME), device=hidden_ME.device) for _ in range(2))
+        ctx: Any,
+        hidden_ME: torch.Tensor,
+        weight_VE: torch.Tensor,
+        targets_M: torch.Tensor,
+        temperature: float,
+        entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        logprobs_M = torch.empty(len(hidden_ME), device=hidden_ME.device)
+        entropy_M = torch.empty_like(logprobs_M) if entropy else None
         for chunk in _chunks(len(hidden_ME), len(weight_VE)):
             logp_CV = _log_softmax(hidden_ME[chunk], weight_VE, temperature)
             logprobs_M[chunk] = logp_CV.gather(1, targets_M[chunk, None])[:, 0]
-            entropy_M[chunk] = -(logp_CV.exp() * logp_CV).sum(1)
+            if entropy_M is not None:
+                entropy_M[chunk] = -(logp_CV.exp() * logp_CV).sum(1)
         ctx.save_for_backward(hidden_ME, weight_VE, targets_M, entropy_M)
         ctx.temperature = temperature
         return logprobs_M, entropy_M
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_logprob_M: torch.Tensor, by_entropy_M: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, by_logprob_M: torch.Tensor, by_entropy_M: torch.Tensor | None) -> tuple[Any, ...]:
         """With p the softmax: d logp_t / d z = [t] - p, and d entropy / d z = -p (log p + entropy)."""
         hidden_ME, weight_VE, targets_M, entropy_M = ctx.saved_tensors
         by_hidden_ME = torch.empty_like(hidden_ME)
         by_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32)
-        through_entropy = bool(by_entropy_M.any())
+        if by_entropy_M is not None and not by_entropy_M.any():
+            by_entropy_M = None
         for chunk in _chunks(len(hidden_ME), len(weight_VE)):
             logp_CV = _log_softmax(hidden_ME[chunk], weight_VE, ctx.temperature)
             p_CV = logp_CV.exp()
             by_logits_CV = p_CV * -by_logprob_M[chunk, None]
             by_logits_CV.scatter_add_(1, targets_M[chunk, None], by_logprob_M[chunk, None])
-            if through_entropy:
+            if entropy_M is not None and by_entropy_M is not None:
                 by_logits_CV -= by_entropy_M[chunk, None] * p_CV * (logp_CV + entropy_M[chunk, None])
             by_logits_CV = (by_logits_CV / ctx.temperature).to(hidden_ME.dtype)
             by_hidden_ME[chunk] = by_logits_CV @ weight_VE
             by_weight_VE += by_logits_CV.T @ hidden_ME[chunk]
-        return by_hidden_ME, by_weight_VE.to(weight_VE.dtype), None, None
+        return by_hidden_ME, by_weight_VE.to(weight_VE.dtype), None, None, None
 
 
 def _log_softmax(hidden_CE: torch.Tensor, weight_VE: torch.Tensor, temperature: float) -> torch.Tensor:

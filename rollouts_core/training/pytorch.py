@@ -187,12 +187,13 @@ def create_pytorch_backend(
     critic: bool = False,
     activation_checkpointing: bool = False,
     lora: LoRAConfig | None = None,
+    entropy: bool = True,
 ) -> PyTorchTrainingBackend:
     """A backend on the model's device; the model is trained in place.
 
     `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
-    activations again for its gradient instead of keeping them; `lora` trains adapters instead of the weights. Raises
-    `BadInput` as `create_policy` does.
+    activations again for its gradient instead of keeping them; `lora` trains adapters instead of the weights; `entropy`
+    says whether the loss reads entropies. Raises `BadInput` as `create_policy` does.
     """
-    policy = create_policy(model, temperature, critic, activation_checkpointing, lora)
+    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy)
     return PyTorchTrainingBackend(policy, loss_function, optimization)

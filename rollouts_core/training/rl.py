@@ -17,7 +17,7 @@ from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
-from rollouts_core.training.backend import Metrics, TrainingBackend, combined
+from rollouts_core.training.backend import Metrics, TrainingBackend, optimizer_step
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.episodes import episodes_of, join, split, turn_rewards, whole
 from rollouts_core.training.reference import Reference
@@ -136,8 +136,5 @@ def _update(
     """One optimizer step over a minibatch, however many passes it takes."""
     minibatch = [examples[index] for indices in passes for index in indices]
     normalizer = normalizer_of(minibatch, config.recipe.aggregation, config.max_new_tokens)
-    futures = [
-        backend.forward_backward(pack_batch([examples[index] for index in indices], normalizer)) for indices in passes
-    ]
-    optimizer = backend.optim_step()
-    return combined([future.result() for future in futures]), optimizer.result()
+    batches = (pack_batch([examples[index] for index in indices], normalizer) for indices in passes)
+    return optimizer_step(backend, batches, PhaseTimer())

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rollouts_core.errors import EngineUnavailable, MalformedAnswer
@@ -29,31 +30,31 @@ async def anthropic_endpoint(service: Service) -> AsyncIterator["AnthropicEndpoi
         yield AnthropicEndpoint(client)
 
 
+@dataclass(frozen=True)
 class AnthropicEndpoint:
     """Fits `Endpoint`."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    client: Client
 
     @property
     def used(self) -> Usage:
         """By all requests so far."""
-        return self._client.used
+        return self.client.used
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises as `Client.post` does."""
-        data = await self._client.post("messages", self._body(state, max_tokens))
+        data = await self.client.post("messages", self._body(state, max_tokens))
         try:
             return self._answered(data["content"], data["stop_reason"], data["usage"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise MalformedAnswer(f"{self._client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
+            raise MalformedAnswer(f"{self.client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
 
     async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
         """Pieces of the text as they come, then the whole answer. Raises as `Client.events` does."""
         blocks: list[dict[str, Any]] = []
         usage: dict[str, int] = {}
         stop = None
-        async for event in self._client.events("messages", self._body(state, max_tokens) | {"stream": True}):
+        async for event in self.client.events("messages", self._body(state, max_tokens) | {"stream": True}):
             match event.get("type"):
                 case "message_start":
                     usage |= event["message"]["usage"]
@@ -66,13 +67,13 @@ class AnthropicEndpoint:
                     stop = event["delta"].get("stop_reason") or stop
                     usage |= event.get("usage") or {}
                 case "error":
-                    raise EngineUnavailable(f"{self._client.service.url}: {event['error']}")
+                    raise EngineUnavailable(f"{self.client.service.url}: {event['error']}")
         if stop is None:
-            raise EngineUnavailable(f"{self._client.service.url}: the stream broke off")
+            raise EngineUnavailable(f"{self.client.service.url}: the stream broke off")
         yield self._answered(blocks, stop, usage)
 
     def _body(self, state: AgentState, max_tokens: int | None) -> dict[str, Any]:
-        service = self._client.service
+        service = self.client.service
         body: dict[str, Any] = {
             "model": service.model,
             "max_tokens": MAX_TOKENS if max_tokens is None else max_tokens,
@@ -92,7 +93,7 @@ class AnthropicEndpoint:
 
     def _answered(self, blocks: Sequence[Mapping[str, Any]], stop: str | None, usage: Mapping[str, int]) -> Answered:
         read = sum(usage.get(f"{kind}input_tokens") or 0 for kind in ("", "cache_creation_", "cache_read_"))
-        counted = self._client.count(self._client.service.prices.of(read, usage.get("output_tokens") or 0))
+        counted = self.client.count(self.client.service.prices.of(read, usage.get("output_tokens") or 0))
         return Answered(message_from_anthropic(blocks), counted, stop in CUT_OFF)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rollouts_core.errors import EngineUnavailable, MalformedAnswer
@@ -28,69 +29,70 @@ async def completions_endpoint(
         yield CompletionsEndpoint(client, render)
 
 
+@dataclass(frozen=True)
 class OpenAIEndpoint:
     """`/chat/completions`. Fits `Endpoint`."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    client: Client
 
     @property
     def used(self) -> Usage:
         """By all requests so far."""
-        return self._client.used
+        return self.client.used
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises as `Client.post` does."""
-        data = await self._client.post("chat/completions", self._body(state, max_tokens))
+        data = await self.client.post("chat/completions", self._body(state, max_tokens))
         try:
             choice = data["choices"][0]
             message, cut_off = message_from_openai(choice["message"]), choice["finish_reason"] == "length"
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise MalformedAnswer(f"{self._client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
+            raise MalformedAnswer(f"{self.client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
         return Answered(message, self._counted(data.get("usage")), cut_off)
 
     async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
         """Pieces of the content as they come, then the whole answer. Raises as `Client.events` does."""
         body = self._body(state, max_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
         gathered, usage, finish = _Gathered(), None, None
-        async for event in self._client.events("chat/completions", body):
+        async for event in self.client.events("chat/completions", body):
             usage = event.get("usage") or usage
             for choice in event.get("choices", ())[:1]:
                 finish = choice.get("finish_reason") or finish
                 if piece := gathered.take(choice.get("delta") or {}):
                     yield piece
         if finish is None:
-            raise EngineUnavailable(f"{self._client.service.url}: the stream broke off")
+            raise EngineUnavailable(f"{self.client.service.url}: the stream broke off")
         yield Answered(message_from_openai(gathered.message()), self._counted(usage), finish == "length")
 
     def _body(self, state: AgentState, max_tokens: int | None) -> dict[str, Any]:
-        service = self._client.service
+        service = self.client.service
         body: dict[str, Any] = {"model": service.model, "messages": [message_to_openai(m) for m in state.messages]}
         if state.tools:
             body["tools"] = list(state.tools)
         return body | _sampling(service, max_tokens, "max_completion_tokens")
 
     def _counted(self, usage: Mapping[str, Any] | None) -> Usage:
-        return _counted(self._client, usage)
+        return _counted(self.client, usage)
 
 
+@dataclass(frozen=True)
 class CompletionsEndpoint:
     """`/completions`: text in, text out. Fits `Endpoint`."""
 
-    def __init__(self, client: Client, render: Callable[[AgentState], str]) -> None:
-        self._client, self._render = client, render
+    client: Client
+    render: Callable[[AgentState], str]
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises as `Client.post` does."""
-        service = self._client.service
-        body = {"model": service.model, "prompt": self._render(state), **_sampling(service, max_tokens, "max_tokens")}
-        data = await self._client.post("completions", body)
+        service = self.client.service
+        body = {"model": service.model, "prompt": self.render(state), **_sampling(service, max_tokens, "max_tokens")}
+        data = await self.client.post("completions", body)
         try:
             choice = data["choices"][0]
             text, cut_off = str(choice["text"]), choice["finish_reason"] == "length"
         except (KeyError, IndexError, TypeError) as error:
             raise MalformedAnswer(f"{service.url}: no answer in {str(data)[:500]}: {error!r}") from None
-        return Answered(Message("assistant", text), _counted(self._client, data.get("usage")), cut_off)
+        return Answered(Message("assistant", text), _counted(self.client, data.get("usage")), cut_off)
 
 
 def message_to_openai(message: Message) -> dict[str, Any]:

@@ -5,11 +5,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from infra.connection.remote import Remote
+from infra.errors import MachineError
 from infra.inventory import find_host
 from infra.machines.local import LocalMachine
 from infra.machines.machine import Job, JobStatus, Machine, Offsets
@@ -193,3 +195,13 @@ def test_a_paused_command_is_ended_as_well(machine: Machine, jobs: Path) -> None
     os.kill(pid, signal.SIGSTOP)
     assert ended(machine).reason == "stalled"
     assert not alive(pid)
+
+
+def test_a_cancellation_also_stops_a_start_that_arrives_after_it(machine: Machine) -> None:
+    job = Job("job", ("sleep", "60"), {}, 60.0, 60.0, 60.0)
+    assert not machine.cancel("job", job.asked_by[0])
+    with pytest.raises(MachineError, match="job job was cancelled before it started"):
+        machine.start(job)
+    assert machine.watch("job", Offsets(), 0.0).status.state == "absent"
+    machine.start(replace(job, asked_by=("somebody else",)))
+    assert machine.cancel("job", job.asked_by[0])

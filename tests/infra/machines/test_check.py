@@ -1,0 +1,42 @@
+"""What is looked at before a machine is used."""
+
+from pathlib import Path
+
+from infra.inventory import find_host
+from infra.machines.check import Finding, check_machine
+from tests.hosts import HostMachine
+
+Hosts = tuple[HostMachine, HostMachine]
+LOGIN = """\
+#!/bin/sh
+export SESSION=$$
+sh -c "$SSH_ORIGINAL_COMMAND"
+for p in /proc/[0-9]*; do grep -qz "^SESSION=$$\\$" $p/environ && kill -9 ${p#/proc/}; done 2>/dev/null
+"""
+"""As systemd does with KillUserProcesses: what a session has started is killed when it ends."""
+
+
+def test_a_host_that_ends_processes_at_logout_is_told(hosts: Hosts, tmp_path: Path) -> None:
+    script = tmp_path / "login"
+    script.write_text(LOGIN)
+    script.chmod(0o755)
+    host = hosts[0]
+    assert logout(host).state == "ok"
+    config = host.directory / "sshd_config"
+    before = config.read_text()
+    try:
+        config.write_text(f"{before}ForceCommand {script}\n")
+        host.stop_sshd()
+        host.start_sshd()
+        told = logout(host)
+    finally:
+        config.write_text(before)
+        host.stop_sshd()
+        host.start_sshd()
+    assert told.state == "failed"
+    assert "KillUserProcesses=no" in told.advice
+
+
+def logout(host: HostMachine) -> Finding:
+    found = check_machine(host.name, find_host(host.name))
+    return next(finding for finding in found if finding.what == "logout")
