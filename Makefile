@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint test-slow test-sglang test-vllm test-verifiers engines generation training seeds faults benchmark system install \
+.PHONY: demo test lint hooks test-slow test-sglang test-vllm test-verifiers engines generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
@@ -18,7 +18,10 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
+
+hooks: install-dev
+	$(BIN)/pre-commit install
 
 test-slow: install-dev system
 	$(BIN)/pytest -m slow

@@ -90,7 +90,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
         checks.append(partial(load_function, config.rl.algorithm.function, {}, "algorithm"))
     if config.environment is not None:
         checks.append(partial(_check_environment, config))
-    checks.append(partial(_check_task_runner, config.data.tokenization))
+    checks.append(partial(check_task_runner, config.data.tokenization))
     checks.append(partial(check_tracking, config.tracking))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
@@ -118,7 +118,7 @@ def _check_environment(config: PipelineConfig) -> None:
         check_environment(environment)
 
 
-def _check_task_runner(settings: TokenizationConfig) -> None:
+def check_task_runner(settings: TokenizationConfig) -> None:
     """Raises `BadInput` when the package of the cluster's task runner is not installed."""
     package = TASK_RUNNERS.get(settings.task_runner)
     if package and importlib.util.find_spec(package) is None:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from infra.host import environment
-from infra.python_envs.engine import CHECKS, packages_of
+from infra.servers.packages import packages_of
 from tests.servers import ENGINES
 
 
@@ -18,7 +18,7 @@ def main(kind: str) -> int:
         "place": str(ENGINES / kind),
         "requirements": list(packages.requirements),
         "wheels": None,
-        "check": CHECKS[kind],
+        "check": packages.check,
         "no_deps": packages.no_deps,
         "files": packages.files,
     }

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from rollouts_core.config.loading import from_data
+from rollouts_core.observe.runs import RunLog, RunRecord
 from tests.addition import MODEL, PROBLEMS, write_addition
 from tests.hosts import HostMachine, hosts_impossible, two_hosts, write_inventory
 
@@ -176,6 +177,15 @@ def hosts(
     for host in clean:
         host.mend()
         host.restart()
+
+
+@pytest.fixture
+def run_log(tmp_path: Path) -> Iterator[RunLog]:
+    """The record of a run of nothing, whose jobs end with the test."""
+    (tmp_path / "run").mkdir()
+    log = RunLog(tmp_path / "run", RunRecord("a-run", "a run", "Running", "", 0.0, None, ()), None)
+    with log.endings:
+        yield log
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from infra.host import jobs
-from infra.servers.commands import ServedModel, serve_job
+from infra.servers.job import serve_job
+from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
 from rollouts_core.inference.replicas import SupervisedServers
 

@@ -229,7 +229,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "start": start,
     "watch": watch,
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
-    "cancel": lambda work, job, asked_by: jobs.cancel(work / "store" / "jobs", _name(job), asked_by),
+    "cancel": lambda work, job, asked_by=None: jobs.cancel(work / "store" / "jobs", _name(job), asked_by),
     "busy": busy,
     "note_run": collect.note_run,
     "noted_runs": collect.noted_runs,

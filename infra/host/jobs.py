@@ -44,7 +44,7 @@ def start(jobs: Path, job: Mapping[str, Any], runner: list[str], environment: Ma
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _starting(directory) as starting:
-            if set(job["asked_by"]) & set(_withdrawn(directory)):
+            if set(job.get("asked_by", ())) & set(_withdrawn(directory)):
                 raise JobError(f"job {job['name']} was cancelled before it started")
             if not is_held(directory / "lock"):
                 (directory / "cancel").unlink(missing_ok=True)

@@ -18,28 +18,18 @@ from infra.jobs.session import MachineSession
 from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.build import BUILD_SECONDS, followed_build
-from rollouts_core.config import EngineConfig
 from rollouts_core.store.keys import key_of
-
-STANDINS = Path(__file__).parent / "standins"
-ON_GPU = {"sglang": ("sglang==0.5.23", "sglang-router==0.3.2"), "vllm": ("vllm==0.32.0",)}
-CHECKS = {"sglang": "import sglang, torch, transformers; print('{}')", "vllm": "import vllm, torch; print('{}')"}
 
 
 @dataclass(frozen=True)
 class Packages:
+    """What an engine's environment is made of."""
+
     requirements: tuple[str, ...]
+    check: str
+    """Python that imports what servers need and prints JSON."""
     no_deps: bool = False
     files: dict[str, str] = field(default_factory=dict)
-
-
-def packages_of(kind: str, on_gpu: bool) -> Packages:
-    """What a server of this kind is installed from."""
-    if on_gpu:
-        return Packages(ON_GPU[kind])
-    pins = tuple((STANDINS / f"{kind}-cpu.txt").read_text().split())
-    modules = ("sitecustomize.py", "sgl_kernel.py") if kind == "sglang" else ("sitecustomize.py",)
-    return Packages(pins, True, {name: (STANDINS / name).read_text() for name in modules})
 
 
 def leased_gpus(session: MachineSession) -> int:
@@ -49,29 +39,24 @@ def leased_gpus(session: MachineSession) -> int:
     return len(session.machine.gpus) if isinstance(session.machine, SSHMachine) else len(gpus())
 
 
-def engine_python(config: EngineConfig, session: MachineSession) -> Iterator[str | Path]:
-    """Yields the installer's lines, then the interpreter that has the server's package.
+def engine_python(packages: Packages, session: MachineSession) -> Iterator[str | Path]:
+    """Yields the installer's lines, then the interpreter that has the packages.
 
     Raises `JobFailed` with the installer's last lines.
     """
-    if config.python is not None:
-        yield Path(config.python)
-        return
-    packages = packages_of(config.kind, leased_gpus(session) > 0)
     place = _places(session) / key_of(_described(packages, session))[:16]
-    python = place / "bin" / "python"
-    yield from build(session, packages, place, CHECKS[config.kind])
-    yield python
+    yield from build(session, packages, place)
+    yield place / "bin" / "python"
 
 
-def build(session: MachineSession, packages: Packages, place: Path, check: str) -> Iterator[str]:
+def build(session: MachineSession, packages: Packages, place: Path) -> Iterator[str]:
     """Build the environment unless it is there; yields the installer's lines."""
     machine = session.machine
     spec = {
         "place": str(place),
         "requirements": list(packages.requirements),
         "wheels": None,
-        "check": check,
+        "check": packages.check,
         "no_deps": packages.no_deps,
         "files": packages.files,
     }

@@ -1,7 +1,7 @@
 """The servers of a run: started on its machine before RL, kept beside it, ended after it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from infra.errors import JobFailed
@@ -11,7 +11,9 @@ from infra.jobs.stage_job import job_name, start_leased
 from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.engine import engine_python, host_command, leased_gpus
-from infra.servers.commands import ServedModel, serve_job
+from infra.servers.job import serve_job
+from infra.servers.model import ServedModel
+from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import RLSpec
@@ -30,12 +32,7 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     todo = [segment for segment in segments if not session.has(segment.artifact)]
     machine, chain = session.machine, job_name(segments)
     yield from machine.supply(todo)
-    python = ""
-    for said in engine_python(config, session):
-        if isinstance(said, Path):
-            python = str(said)
-        else:
-            yield said
+    python = config.python or (yield from _built(config.kind, session))
     place = key_of({"home": machine.places["home"], "job": chain})[:16]
     memory = f"/dev/shm/rollouts-weights.{place}"
     command = host_command(session, "servers")
@@ -45,6 +42,15 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     session.expect("serve", job, machine)
     yield from start_leased(job, machine, [job.name])
     yield from _until_ready(job, session)
+
+
+def _built(kind: str, session: MachineSession) -> Generator[str, None, str]:
+    """Yields the installer's lines; returns the interpreter that has the engine's packages."""
+    for said in engine_python(packages_of(kind, leased_gpus(session) > 0), session):
+        if isinstance(said, Path):
+            return str(said)
+        yield said
+    raise AssertionError("building ends with the interpreter, or raises")
 
 
 def end_servers(segments: Sequence[Stage], session: MachineSession) -> None:

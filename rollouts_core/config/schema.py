@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -30,12 +30,11 @@ class _OperationalMark:
 
 Operational = Annotated[T, _OperationalMark()]
 
-UNION_TAGS = (
-    *("scratch", "pretrained", "jsonl", "parquet", "arrow", "dataset", "mixture"),
-    *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "maxrl", "ppo", "distillation"),
-    "custom",
-)
-"""The `kind` values of unions, which pydantic puts into a problem's path and a person did not write."""
+UNION_TAGS: set[str] = set()
+"""The `kind` values of unions, which pydantic puts into a problem's path and a person did not write.
+
+`part` fills it.
+"""
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected_problems", default=None)
 
@@ -52,6 +51,9 @@ def part(cls: type[T]) -> type[T]:
         field_title_generator=lambda name, field: name,
         json_schema_extra=_in_order,
     )
+    kinds = get_args(cls.__annotations__.get("kind"))
+    if len(kinds) == 1:
+        UNION_TAGS.add(kinds[0])
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=settings)(cls)
     made.__init__ = _with_all_problems(made.__init__, cls.__name__)
     return made  # type: ignore[no-any-return]

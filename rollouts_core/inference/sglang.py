@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
+from rollouts_core.config import EngineConfig
 from rollouts_core.errors import ContextOverflow, EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.engine import (
     Completion,
@@ -30,7 +31,13 @@ from rollouts_core.inference.engine import (
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
-from rollouts_core.inference.transports import WeightTransport, load_checkpoint
+from rollouts_core.inference.transports import (
+    BroadcastTransport,
+    DiskTransport,
+    TensorTransport,
+    WeightTransport,
+    load_checkpoint,
+)
 from rollouts_core.metrics.timing import PhaseTimer
 
 if TYPE_CHECKING:
@@ -42,6 +49,17 @@ LOOK_SECONDS = 0.1
 REQUEST_SECONDS = 24 * 3600.0
 """Behind the deadlines of those who wait."""
 OVERFLOW_WORDS = ("context length", "maximum context")
+
+
+def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> "SGLangEngine":
+    """`memory`: a directory for weights on their way."""
+    make: dict[str, Any] = {
+        "disk": partial(DiskTransport, memory),
+        "tensor": partial(TensorTransport, config.tensor_parallel),
+        "broadcast": partial(BroadcastTransport, config.tensor_parallel),
+    }
+    transport: WeightTransport = make[config.weight_sync]()
+    return SGLangEngine(fleet, limits, transport, config.start_minutes * 60)
 
 
 class Send(Protocol):

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import anyio
 
+from rollouts_core.config import EngineConfig
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, WeightMismatch
 from rollouts_core.inference.engine import (
     Completion,
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
     import torch
 
 LOAD_SECONDS = 600.0
+SERVED_NAME = "policy"
+"""How the servers call the model."""
+
+
+def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> "VLLMEngine":
+    """`memory`: a directory for weights on their way."""
+    return VLLMEngine(fleet, limits, SERVED_NAME, memory, config.start_minutes * 60)
 
 
 class VLLMEngine:

@@ -24,7 +24,7 @@ import torch
 from anyio.from_thread import start_blocking_portal
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from infra.servers.commands import ServedModel
+from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
 from rollouts_core.inference.engine import GenerationRequest, InferenceEngine, ModelLimits, shapes_of
 from rollouts_core.inference.replicas import SupervisedServers

@@ -9,10 +9,10 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.preflight import check_task_runner
 from infra.errors import JobFailed
 from infra.jobs.session import MachineSession
 from infra.machines.local import LocalMachine
-from infra.machines.requirements import check_task_runner
 from rollouts_core.config import TokenizationConfig
 from rollouts_core.config.loading import from_data
 from rollouts_core.errors import BadInput

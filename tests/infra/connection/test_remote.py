@@ -174,7 +174,7 @@ def test_what_would_leave_the_work_directory_is_refused(hosts: Hosts) -> None:
 
 def test_a_check_says_everything_and_what_to_do(hosts: Hosts) -> None:
     found = {finding.what: finding for finding in check_machine("host-a", find_host("host-a"))}
-    assert [*found] == ["connection", "python", "disk", "gpus", "clock", "jobs", "leases"]
+    assert [*found] == ["connection", "python", "disk", "gpus", "clock", "logout", "jobs", "leases"]
     assert found["gpus"].state == "warning"
     assert "gpus = 1" in found["gpus"].advice
     assert all(finding.state == "ok" for name, finding in found.items() if name != "gpus")

@@ -12,7 +12,7 @@ from infra.jobs.follow import LogLine
 from infra.jobs.session import MachineSession
 from infra.jobs.stage_job import make_in_job
 from infra.machines.ssh_machine import SSHMachine
-from infra.servers.commands import ServedModel
+from infra.servers.model import ServedModel
 from infra.servers.start import start_servers
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import from_data

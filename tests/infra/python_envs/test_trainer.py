@@ -15,11 +15,13 @@ import pytest
 from infra.connection.remote import Remote
 from infra.errors import JobFailed
 from infra.inventory import find_host
+from infra.jobs.session import MachineSession
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs import trainer as environment
 from infra.python_envs.trainer import installed_pins, prepare_environment
 from rollouts_core.config import MachineConfig
 from rollouts_core.errors import BadInput
+from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.local import LocalStore
 from rollouts_core.store.manifest import ArtifactId
 from tests.hosts import HostMachine, write_inventory
@@ -52,49 +54,52 @@ def _digest(content: bytes) -> str:
 
 
 @pytest.fixture
-def reach(hosts: Hosts, tmp_path: Path, wheels: Path) -> Iterator[Callable[..., SSHMachine]]:
+def reach(hosts: Hosts, tmp_path: Path, wheels: Path, run_log: RunLog) -> Iterator[Callable[..., MachineSession]]:
     made: list[SSHMachine] = []
 
-    def reach(**fields: object) -> SSHMachine:
+    def reach(**fields: object) -> MachineSession:
         built = {"environment": "built", "requirements": tmp_path / "pins.txt", "wheels": wheels, **fields}
         write_inventory(tmp_path / "machines.toml", hosts[0], **built)
         remote = Remote("host-a", find_host("host-a"), 60.0).open()
         store = LocalStore(tmp_path / "store")
-        made.append(SSHMachine(remote, store, MachineConfig(kind="ssh", name="host-a"), "a test"))
-        return made[-1]
+        settings = MachineConfig(kind="ssh", name="host-a")
+        made.append(SSHMachine(remote, store, settings, "a test"))
+        return MachineSession(made[-1], store, settings, run_log)
 
     yield reach
     for machine in made:
         machine.release()
 
 
-def prepared(machine: SSHMachine, tmp_path: Path) -> tuple[list[str], ArtifactId]:
-    *said, artifact = prepare_environment(machine, LocalStore(tmp_path / "store"))
+def prepared(session: MachineSession) -> tuple[list[str], ArtifactId]:
+    assert isinstance(session.machine, SSHMachine)
+    *said, artifact = prepare_environment(session.machine, session)
     assert isinstance(artifact, ArtifactId)
     return [line for line in said if isinstance(line, str)], artifact
 
 
-def test_it_is_built_once_and_found_again(reach: Callable[..., SSHMachine], tmp_path: Path) -> None:
-    machine = reach()
-    said, artifact = prepared(machine, tmp_path)
+def test_it_is_built_once_and_found_again(reach: Callable[..., MachineSession], tmp_path: Path) -> None:
+    session = reach()
+    said, artifact = prepared(session)
     assert any("Successfully installed tiny-1.0" in line for line in said)
-    answer = subprocess.run([machine.python, "-c", "import tiny; print(tiny.VALUE)"], capture_output=True, text=True)
+    answer = subprocess.run(
+        [session.machine.python, "-c", "import tiny; print(tiny.VALUE)"], capture_output=True, text=True
+    )
     assert answer.stdout == "1\n"
-    again, same = prepared(reach(), tmp_path)
+    again, same = prepared(reach())
     assert (again, same) == ([], artifact)
     described = json.loads((LocalStore(tmp_path / "store").open(artifact) / "environment.json").read_text())
     assert described["pins"] == ["tiny==1.0"]
     assert described["versions"]["tiny"] == "1.0"
 
 
-def test_uv_builds_it_where_the_host_has_uv(reach: Callable[..., SSHMachine], hosts: Hosts, tmp_path: Path) -> None:
+def test_uv_builds_it_where_the_host_has_uv(reach: Callable[..., MachineSession], hosts: Hosts, tmp_path: Path) -> None:
     uv = shutil.which("uv", path=str(Path(sys.executable).parent))
     assert uv is not None, "uv is among the development requirements"
     (hosts[0].directory / ".local" / "bin").mkdir(parents=True)
     (hosts[0].directory / ".local" / "bin" / "uv").symlink_to(uv)
     try:
-        machine = reach()
-        said, artifact = prepared(machine, tmp_path)
+        said, artifact = prepared(reach())
     finally:
         shutil.rmtree(hosts[0].directory / ".local")
     assert any("uv pip install" in line for line in said)
@@ -105,29 +110,29 @@ def test_uv_builds_it_where_the_host_has_uv(reach: Callable[..., SSHMachine], ho
 
 
 def test_a_build_that_fails_shows_the_installers_last_lines_and_leaves_nothing(
-    reach: Callable[..., SSHMachine], hosts: Hosts, tmp_path: Path
+    reach: Callable[..., MachineSession], hosts: Hosts, tmp_path: Path
 ) -> None:
     (tmp_path / "pins.txt").write_text("tiny==2.0\n")
     with pytest.raises(JobFailed, match="could not be built") as caught:
-        prepared(reach(), tmp_path)
+        prepared(reach())
     assert any("No matching distribution found for tiny==2.0" in line for line in caught.value.last_lines)
     assert not list((hosts[0].work / "environments").iterdir())
 
 
 def test_an_environment_of_its_own_that_lacks_something_is_refused(
-    reach: Callable[..., SSHMachine], tmp_path: Path
+    reach: Callable[..., MachineSession], tmp_path: Path
 ) -> None:
     with pytest.raises(Exception, match="can't import what jobs need") as caught:
-        prepared(reach(environment="own"), tmp_path)
+        prepared(reach(environment="own"))
     assert "No module named 'tiny'" in str(caught.value)
 
 
-def test_files_that_are_not_there_are_named(reach: Callable[..., SSHMachine], tmp_path: Path) -> None:
+def test_files_that_are_not_there_are_named(reach: Callable[..., MachineSession], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"requirements .*none\.txt: No such file"):
-        prepared(reach(requirements=tmp_path / "none.txt"), tmp_path)
+        prepared(reach(requirements=tmp_path / "none.txt"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="there is no wheel"):
-        prepared(reach(wheels=tmp_path / "empty"), tmp_path)
+        prepared(reach(wheels=tmp_path / "empty"))
 
 
 def test_the_pins_are_what_is_installed_here_without_local_builds() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from infra.servers.commands import ServedModel
+from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput, ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch

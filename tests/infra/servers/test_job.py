@@ -2,16 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.errors import JobFailed
 from infra.jobs.session import MachineSession
 from infra.machines.local import LocalMachine
-from infra.python_envs.engine import Packages, build, packages_of
-from infra.servers.commands import UNATTENDED_SECONDS, ServedModel, serve_job
+from infra.python_envs.engine import Packages, build
+from infra.servers.job import UNATTENDED_SECONDS, serve_job
+from infra.servers.model import ServedModel
+from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig, MachineConfig
+from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.local import LocalStore
 
 MODEL = ServedModel("/store/policy", "bfloat16", 4096)
@@ -78,15 +80,15 @@ def test_packages_are_the_ordinary_ones_on_gpus_and_complete_pins_without(kind: 
     assert "sitecustomize.py" in without.files
 
 
-def test_an_environment_is_built_on_this_machine_once_with_modules_of_ours(tmp_path: Path) -> None:
+def test_an_environment_is_built_on_this_machine_once_with_modules_of_ours(tmp_path: Path, run_log: RunLog) -> None:
     store = LocalStore(tmp_path / "store")
-    session = MachineSession(LocalMachine(store), store, MachineConfig(), Any)  # type: ignore[arg-type]
-    packages = Packages((), True, {"stand_in.py": "VALUE = 7"})
+    session = MachineSession(LocalMachine(store), store, MachineConfig(), run_log)
     check = "import json, stand_in; print(json.dumps({'value': stand_in.VALUE}))"
+    packages = Packages((), check, True, {"stand_in.py": "VALUE = 7"})
     place = tmp_path / "environments" / "servers"
-    said = list(build(session, packages, place, check))
+    said = list(build(session, packages, place))
     assert any("install" in line for line in said)
     assert json.loads((place / "environment.json").read_text())["imports"] == {"value": 7}
-    assert list(build(session, packages, place, check)) == []
+    assert list(build(session, packages, place)) == []
     with pytest.raises(JobFailed, match="the servers' environment could not be built"):
-        list(build(session, Packages(("no-such-package-at-all==1",)), tmp_path / "environments" / "other", check))
+        list(build(session, Packages(("no-such-package-at-all==1",), check), tmp_path / "environments" / "other"))
