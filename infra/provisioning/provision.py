@@ -39,6 +39,8 @@ logger = logging.getLogger("rollouts.machines")
 RENTED = "rollouts-"
 """How the names of rented machines begin."""
 REACH_SECONDS = 60.0
+PROVIDERS: Mapping[str, Provider] = {"sky": SkyPilot()}
+"""Who rents machines, by the kind of machine that a config names."""
 
 
 def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
@@ -57,7 +59,7 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
         yield this_machine(settings, store, run)
         return
     passed_variables(settings)
-    provider: Provider | None = SkyPilot() if settings.kind == "sky" else None
+    provider = PROVIDERS.get(settings.kind)
     if provider is not None:
         name = f"{RENTED}{plan.stages[-1].key[:12]}"
         yield f"renting {name} ({settings.accelerator or 'no GPU'})"
@@ -91,9 +93,19 @@ def reach_machine(name: str, store: Store) -> Iterator[Machine]:
     if name == LocalMachine.name:
         yield LocalMachine(store)
         return
-    host = load_inventory().get(name) or (SkyPilot().find(name) if name.startswith(RENTED) else find_host(name))
+    host = load_inventory().get(name) or (_find_rented(name) if name.startswith(RENTED) else find_host(name))
     with closing(Remote(name, host, REACH_SECONDS)) as remote:
         yield SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
+
+
+def _find_rented(name: str) -> Host:
+    problems: list[Exception] = []
+    for provider in PROVIDERS.values():
+        try:
+            return provider.find(name)
+        except (BadInput, MachineError) as error:
+            problems.append(error)
+    raise problems[0] if len(problems) == 1 else _all_failed(problems)
 
 
 def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:

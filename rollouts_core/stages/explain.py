@@ -36,6 +36,10 @@ CONFIG_NAMES: Mapping[Kind, Mapping[str, str]] = {
 """How a spec's fields are called in the config."""
 
 
+NAMED_FILES = 4
+"""Of code that has changed; the JSON of `rollouts plan` names all."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One thing in which a stage differs from the artifact it is compared with."""
@@ -80,10 +84,15 @@ class Explanation:
         if self.changed_code:
             return [
                 *place,
-                f"its code has changed since: {', '.join(self.changed_code)}",
+                f"its code has changed since: {_some(self.changed_code)}",
                 f"`rollouts run --refresh {self.stage}` makes it again",
             ]
         return place
+
+
+def _some(files: Sequence[str]) -> str:
+    more = len(files) - NAMED_FILES
+    return ", ".join(files[:NAMED_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
 def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
