@@ -102,8 +102,15 @@ def or_raise(value: T, problems: list[str]) -> T:
 
 
 def one_of(schema: dict[str, Any]) -> None:
-    """For the schema of a union: said so that Prefect's form can switch from one alternative to another."""
-    schema["anyOf"] = schema.pop("oneOf")
+    """For the schema of a union: said so that Prefect's form can switch from one alternative to another.
+
+    And once more by kind, so that a value which lacks a field is told so, and not that it is no other alternative.
+    """
+    by_kind: dict[str, Any] = {}
+    for kind, reference in schema["discriminator"]["mapping"].items():
+        is_kind = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
+        by_kind = {"if": is_kind, "then": {"$ref": reference}, "else": by_kind}
+    schema |= {"anyOf": schema.pop("oneOf"), **by_kind}
 
 
 def _in_order(schema: dict[str, Any], cls: type) -> None:

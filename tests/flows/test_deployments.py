@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import TypeAdapter
 
 from flows.deployments import deployments_of, read_configs, write_prefect_yaml
@@ -114,6 +115,13 @@ def test_a_wrong_value_is_refused_by_the_forms_schema(tmp_path: Path) -> None:
     schema = filled_in(form(), {"config": config})
     with pytest.raises(jsonschema.ValidationError, match="-1 is less than the minimum"):
         jsonschema.Draft202012Validator(schema).validate({"config": {**config, "seed": -1}})
+
+
+def test_a_part_that_lacks_a_field_is_told_so_and_not_that_it_is_of_another_kind(tmp_path: Path) -> None:
+    """In the words that a Prefect server refuses it with."""
+    config = to_data(read_configs(CONFIGS, str(tmp_path))["arithmetic"]) | {"model": {"kind": "pretrained"}}
+    with pytest.raises(ValidationError, match=r"field 'config.model'\. Failure reason: 'name' is a required property"):
+        validate({"config": config}, form(), raise_on_error=True)
 
 
 def test_deploy_registers_with_the_server_there_is(

@@ -1,4 +1,4 @@
-"""rollouts machines ls | check | add, and machines in a config."""
+"""rollouts machines ls | check | add | gc, and machines in a config."""
 
 import json
 from collections.abc import Callable
@@ -53,6 +53,18 @@ def test_check_of_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> No
     done = rollouts("machines", "check", "host-a", **variables)
     assert done.status == 1
     assert "FAILED" in done.out
+
+
+def test_gc_on_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> None:
+    variables = {"ROLLOUTS_MACHINES": str(tmp_path / "machines.toml")}
+    artifact = hosts[0].work / "store" / "artifacts" / f"sft-{'a' * 16}"
+    (artifact / "files").mkdir(parents=True)
+    told = rollouts("machines", "gc", "host-a", "--dry-run", **variables)
+    assert told.out.splitlines()[-1] == "would remove 1 things, 0.0 MB", told.err
+    assert artifact.exists()
+    assert rollouts("machines", "gc", "host-a", "--json", **variables).json()["removed"][0]["name"] == artifact.name
+    assert not artifact.exists()
+    assert "--keep-last -1" in rollouts("machines", "gc", "host-a", "--keep-last", "-1", **variables).err
 
 
 def test_a_machine_that_is_not_there_or_does_not_fit_fails_before_anything_starts(

@@ -4,16 +4,19 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from rollouts_core.config import LoRAConfig
 from rollouts_core.config.algorithms import PPO
 from rollouts_core.data.packing import best_fit
+from rollouts_core.errors import NonFiniteGradient
 from rollouts_core.training import fsdp
 from rollouts_core.training.algorithms import recipe_of
 from rollouts_core.training.backend import TrainingBackend
@@ -84,6 +87,14 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         batches = [pack_batch(sequences([4, 7], seed=seed), 1.0) for seed in range(3)]
         futures = [backend.score(batch) for batch in batches]
         return [future.result().logprobs_M.tolist() for future in futures]
+    if what == "nonfinite":
+        batches = [pack_batch(sequences([4, 7], seed=seed), 1.0) for seed in range(3)]
+        batches[1] = replace(batches[1], normalizer=0.0)
+        for batch in batches:
+            backend.forward_backward(batch)
+        with pytest.raises(NonFiniteGradient) as caught:
+            backend.optim_step()
+        return [batch.targets_M.tolist() for batch in caught.value.passes]
     if what == "load":
         weights = {name: value.clone() for name, value in tiny_model(seed=7).named_parameters()}
         backend.load_weights(weights)

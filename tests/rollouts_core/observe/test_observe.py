@@ -151,6 +151,24 @@ def test_the_report_is_one_page_that_needs_nothing_else(pipeline_config: Pipelin
         assert words in text
 
 
+def test_policies_that_share_no_scored_prompt_are_reported_without_a_comparison(
+    pipeline_config: PipelineConfig, tmp_path: Path
+) -> None:
+    """As where `evaluation.failures_allowed` is large and each policy failed on other prompts."""
+    run = open_run(LocalStore(tmp_path), pipeline_config, [], None)
+    points = ("base", "sft")
+    write_results(tmp_path, points)
+    for point, scored in zip(points, (True, False), strict=True):
+        path = tmp_path / "evaluation" / f"{point}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        first = [row | {"reward": None} if (row["source_row"] == 0) == scored else row for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in first))
+    compared = compare_in_order(tmp_path, points)
+    evaluated = read_evaluations(tmp_path, points)
+    page = write_report(run.record, tmp_path, to_data(pipeline_config), evaluated, compared)
+    assert "no prompt was scored for both" in page.read_text()
+
+
 def write_results(directory: Path, points: tuple[str, ...]) -> None:
     sft, rl = JSONLLogger(directory / "sft_metrics.jsonl"), JSONLLogger(directory / "rl_metrics.jsonl")
     for step in range(1, 4):

@@ -122,6 +122,11 @@ def test_weights_can_be_replaced_on_all_ranks(tmp_path: Path) -> None:
     assert all(torch.equal(weights[name], value) for name, value in tiny_model(seed=7).named_parameters())
 
 
+def test_a_step_that_is_not_finite_keeps_the_passes_of_all_ranks(tmp_path: Path) -> None:
+    told, _ = on_ranks("nonfinite", tmp_path)
+    assert told == [pack_batch(sequences([4, 7], seed=seed), 1.0).targets_M.tolist() for seed in range(3)]
+
+
 def test_a_killed_rank_ends_the_group_with_its_name(tmp_path: Path) -> None:
     done = launched("killed", tmp_path)
     assert done.returncode != 0

@@ -68,6 +68,18 @@ def test_scores_and_gradients_are_those_of_the_sequences_alone(architecture: str
         torch.testing.assert_close(value.grad, gradients[name], atol=2e-4, rtol=1e-4, msg=name)
 
 
+def test_entropy_is_left_out_where_nothing_reads_it_and_changes_nothing() -> None:
+    batch = pack_batch(sequences([3, 12, 5]), 1.0)
+    gradients = []
+    for entropy in (True, False):
+        model = tiny_model()
+        scores = Policy(model, entropy=entropy)(batch)
+        assert (scores.entropy_M is None) != entropy
+        scores.logprobs_M.sum().backward()
+        gradients.append([value.grad for value in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 def test_a_shared_prompt_is_computed_once() -> None:
     together = pack_batch(sequences([3, 4, 5], shared=10), 1.0)
     apart = pack_batch([replace(example, shared=0) for example in sequences([3, 4, 5], shared=10)], 1.0)
