@@ -11,7 +11,9 @@ from infra.host import gpu_leases
 from infra.jobs.follow import LogLine
 from infra.jobs.session import MachineSession
 from infra.jobs.stage_job import make_in_job
+from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
+from infra.python_envs.build import followed_build
 from infra.servers.model import ServedModel
 from infra.servers.start import start_servers
 from rollouts_core.config import PipelineConfig
@@ -69,6 +71,12 @@ class World:
             if isinstance(event, LogLine) and "begun" in event.text:
                 self.told_to_end.touch()
 
+    def build(self, session: MachineSession, plan: Plan) -> None:
+        job = Job("environment-of-a-test", (self.python,), {}, 60.0, 60.0, 60.0)
+        for line in followed_build(session.machine, job, session, "bootstrap", "an environment"):
+            if line == "begun":
+                self.told_to_end.touch()
+
     def serve(self, session: MachineSession, plan: Plan) -> None:
         session.machine.supply = lambda stages: iter(())  # type: ignore[method-assign]
         for line in start_servers(self.config.engine, plan.rl, session):
@@ -115,6 +123,15 @@ def test_on_this_machine(world: Callable[..., World], stride: int) -> None:
 def test_on_a_host(world: Callable[..., World], hosts: Hosts, stride: int) -> None:
     here = world(machine={"kind": "ssh", "name": "host-a"})
     for at in lines_in_turn(lambda: here.run(here.make), stride):
+        here.check(at)
+        check_hosts(hosts, at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [{}, {"kind": "ssh", "name": "host-a"}])
+def test_a_build(world: Callable[..., World], hosts: Hosts, machine: dict[str, Any]) -> None:
+    here = world(machine=machine)
+    for at in lines_in_turn(lambda: here.run(here.build), 1):
         here.check(at)
         check_hosts(hosts, at)
 

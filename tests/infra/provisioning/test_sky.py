@@ -21,6 +21,7 @@ from rollouts_core.observe.runs import open_run
 from rollouts_core.stages.plan import plan
 from rollouts_core.store.local import LocalStore
 from tests.hosts import HostMachine
+from tests.infra.provisioning.interrupting import lines_in_turn
 
 Hosts = tuple[HostMachine, HostMachine]
 STAND_IN = """\
@@ -89,6 +90,26 @@ def test_a_machine_is_rented_used_and_taken_down(rented: Callable[[], MachineSes
     session.run.endings.end_all()
     assert [call[0] for call in calls(sky)] == ["launch", "exec", "down"]
     assert calls(sky)[-1] == ["down", "-y", session.machine.name]
+
+
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.slow)])
+def test_whatever_is_rented_is_taken_down_after_an_interrupt_at_any_line(
+    sky: Path, small_config: dict[str, object], tmp_path: Path, stride: int
+) -> None:
+    config = from_data({**small_config, "machine": {"kind": "sky", "accelerator": "H100", "gpus": 2}})
+    store = LocalStore(tmp_path / "store")
+    (sky / "calls").touch()
+
+    def rent() -> None:
+        run = open_run(store, config, [], None)
+        with run.endings, run.endings:
+            for _ in provision_machine(config.machine, plan(config), store, run):
+                pass
+
+    for at in lines_in_turn(rent, stride):
+        said = [call[0] for call in calls(sky)]
+        assert "launch" not in said or said[-1] == "down", f"{at}: {said}"
+        (sky / "calls").write_text("")
 
 
 def test_a_machine_that_another_run_uses_is_left_to_it(rented: Callable[[], MachineSession], sky: Path) -> None:
