@@ -204,6 +204,7 @@ def settings_of(spec: RLSpec, recipe: Recipe) -> RLTrainingConfig:
         max_new_tokens=training.max_new_tokens,
         kl_in_reward=training.kl_coef if training.kl_as == "reward" else 0.0,
         recompute_old=training.rollouts.correction != "none",
+        only_advantages=not training.entropy_coef and not (training.kl_coef and training.kl_as == "loss"),
     )
 
 

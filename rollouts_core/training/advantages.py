@@ -95,7 +95,8 @@ def _by_group(
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    """Exactly the value where all are the same, so that they have no advantage over each other."""
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -18,11 +18,20 @@ from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.rollout.source import RolloutSource
 from rollouts_core.training.algorithms import Outcome, Recipe
 from rollouts_core.training.backend import Metrics, TrainingBackend, optimizer_step
-from rollouts_core.training.collate import pack_batch
+from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.episodes import episodes_of, join, split, turn_rewards, whole
 from rollouts_core.training.reference import Reference
 from rollouts_core.training.rl_metrics import loss_metrics, reward_of, rollout_metrics, staleness_metrics
-from rollouts_core.training.streams import Cuts, cut, normalizer_of, scores_of, to_streams, with_streams
+from rollouts_core.training.streams import (
+    Cuts,
+    minibatches_of,
+    normalizer_of,
+    passes_of,
+    scores_of,
+    to_streams,
+    with_gradient,
+    with_streams,
+)
 from rollouts_core.types import Sample
 
 
@@ -37,6 +46,14 @@ class RLTrainingConfig:
     """Coefficient of the KL penalty (k1) that is taken off each token's reward."""
     recompute_old: bool = False
     """Take the trainer's log-probabilities before the step for the old policy's, as importance sampling needs."""
+    only_advantages: bool = False
+    """Nothing but advantages makes a gradient: the loss has no KL and no entropy term. Sequences whose advantages are
+    all zero, of groups that are all right or all wrong, are then not computed; the gradient is the same."""
+
+    @property
+    def needs_old(self) -> bool:
+        """With one minibatch, the old policy is the one that the update computes anyway."""
+        return self.recompute_old and self.minibatches > 1
 
 
 @dataclass(frozen=True)
@@ -71,17 +88,26 @@ def run_rl_training(
         samples = generated.samples
         staleness = staleness_metrics(samples, backend.weight_version)
         examples = to_streams(samples)
-        cuts = cut(samples, config.minibatches, config.tokens_per_pass, backend.parallel_passes)
+        minibatches = minibatches_of(samples, config.minibatches)
+        cuts = _cuts(samples, minibatches, backend, config)
         if reference is not None:
             with timer.phase("ref"):
                 examples = with_streams(examples, "reference_logprobs", reference(examples, cuts))
-        if config.recompute_old or config.recipe.critic:
+        if config.recipe.critic:
             with timer.phase("old_log_prob"):
                 examples = _with_old(examples, cuts, backend, config)
         with timer.phase("adv"):
             examples = with_advantages(examples, samples, config)
+        if config.only_advantages and not config.recipe.critic:
+            cuts = _cuts(samples, [with_gradient(examples, of) for of in minibatches], backend, config)
+        if config.needs_old and not config.recipe.critic:
+            with timer.phase("old_log_prob"):
+                examples = _with_old(examples, cuts, backend, config)
         with timer.phase("update_actor"):
-            results = [_update(backend, examples, passes, config) for passes in cuts]
+            results = [
+                _update(backend, examples, passes, [examples[index] for index in of], config)
+                for passes, of in zip(cuts, minibatches, strict=True)
+            ]
         with timer.phase("update_weights"):
             published = rollouts.publish(backend.get_weights().result(), backend.weight_version)
         metrics = {
@@ -89,6 +115,7 @@ def run_rl_training(
             **loss_metrics([losses for losses, _ in results]),
             **results[-1][1],
             **staleness,
+            "frac_tokens_without_gradient": 1 - _learnt_in(examples, cuts) / learnt_tokens(examples),
             "weight_version": float(backend.weight_version),
             "num_tokens": float(sum(len(sample.tokens) for sample in samples)),
             **generated.metrics,
@@ -98,11 +125,21 @@ def run_rl_training(
         yield RLStep(step, samples, metrics, [example.streams["advantages"] for example in examples])
 
 
+def _cuts(
+    samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], backend: TrainingBackend, config: RLTrainingConfig
+) -> Cuts:
+    return [passes_of(samples, of, config.tokens_per_pass, backend.parallel_passes) for of in minibatches]
+
+
+def _learnt_in(examples: Sequence[Example], cuts: Cuts) -> int:
+    return learnt_tokens([examples[index] for passes in cuts for indices in passes for index in indices])
+
+
 def _with_old(
     examples: Sequence[Example], cuts: Cuts, backend: TrainingBackend, config: RLTrainingConfig
 ) -> list[Example]:
     logprobs, values = scores_of(examples, cuts, backend.score)
-    if config.recompute_old and config.minibatches > 1:
+    if config.needs_old:
         examples = with_streams(examples, "old_logprobs", logprobs)
     return list(examples) if values is None else with_streams(examples, "old_values", values)
 
@@ -131,10 +168,13 @@ def with_advantages(examples: Sequence[Example], samples: Sequence[Sample], conf
 
 
 def _update(
-    backend: TrainingBackend, examples: Sequence[Example], passes: Sequence[Sequence[int]], config: RLTrainingConfig
+    backend: TrainingBackend,
+    examples: Sequence[Example],
+    passes: Sequence[Sequence[int]],
+    minibatch: Sequence[Example],
+    config: RLTrainingConfig,
 ) -> tuple[Metrics, Metrics]:
-    """One optimizer step over a minibatch, however many passes it takes."""
-    minibatch = [examples[index] for indices in passes for index in indices]
+    """One optimizer step over a minibatch, however many passes it takes. Sequences that are in no pass count, too."""
     normalizer = normalizer_of(minibatch, config.recipe.aggregation, config.max_new_tokens)
     batches = (pack_batch([examples[index] for index in indices], normalizer) for indices in passes)
     return optimizer_step(backend, batches, PhaseTimer())

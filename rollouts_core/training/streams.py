@@ -35,18 +35,46 @@ def to_streams(samples: Sequence[Sample]) -> list[Example]:
     return examples
 
 
-def cut(samples: Sequence[Sample], minibatches: int, tokens_per_pass: int, parallel: int = 1) -> Cuts:
-    """Minibatches of as many whole groups each, in order; passes of about so many tokens, groups whole where they fit.
-
-    At least `parallel` passes, or nearly so.
-    """
+def minibatches_of(samples: Sequence[Sample], minibatches: int) -> list[list[int]]:
+    """The samples of each minibatch, by their places: as many whole groups each, in order."""
     groups = sorted({sample.group_index for sample in samples})
     size = len(groups) // minibatches
     minibatch_of = {group: place // size for place, group in enumerate(groups)}
-    cuts: list[list[int]] = [[] for _ in range(minibatches)]
+    found: list[list[int]] = [[] for _ in range(minibatches)]
     for index, sample in enumerate(samples):
-        cuts[minibatch_of[sample.group_index]].append(index)
-    return [_passes(samples, indices, tokens_per_pass, parallel) for indices in cuts]
+        found[minibatch_of[sample.group_index]].append(index)
+    return found
+
+
+def with_gradient(examples: Sequence[Example], indices: Sequence[int]) -> list[int]:
+    """Those of a minibatch that have an advantage somewhere.
+
+    Where none has, the first one stays: the optimizer takes its step, and the step is measured, all the same.
+    """
+    return [index for index in indices if np.any(examples[index].streams["advantages"])] or list(indices[:1])
+
+
+def passes_of(
+    samples: Sequence[Sample], indices: Sequence[int], tokens_per_pass: int, parallel: int = 1
+) -> list[list[int]]:
+    """Passes of about so many tokens; at least `parallel` of them, or nearly so.
+
+    Groups by best fit, so that each group's prompt is computed once; a group too large for a pass is cut.
+    """
+    total = sum(len(samples[index].rollout_log_probs) for index in indices)
+    tokens_per_pass = min(tokens_per_pass, -(-total // parallel)) if parallel > 1 else tokens_per_pass
+    units: list[list[int]] = []
+    sizes: list[int] = []
+    for index in indices:
+        own = len(samples[index].rollout_log_probs)
+        same = bool(units) and samples[units[-1][0]].prompt.tokens == samples[index].prompt.tokens
+        if same and sizes[-1] + own <= tokens_per_pass:
+            units[-1].append(index)
+            sizes[-1] += own
+            continue
+        units.append([index])
+        sizes.append(len(samples[index].prompt.tokens) + own)
+    return [sorted(index for unit in chosen for index in units[unit]) for chosen in best_fit(sizes, tokens_per_pass)]
 
 
 def with_streams(examples: Sequence[Example], name: str, values: Sequence[Floats]) -> list[Example]:
@@ -82,21 +110,3 @@ def normalizer_of(examples: Sequence[Example], aggregation: Aggregation, longest
     if aggregation == "token":
         return float(max(1, learnt_tokens(examples)))
     return float(len(examples) * (longest if aggregation == "constant" else 1))
-
-
-def _passes(samples: Sequence[Sample], indices: Sequence[int], tokens_per_pass: int, parallel: int) -> list[list[int]]:
-    """Groups by best fit, so that each group's prompt is computed once; a group too large for a pass is cut."""
-    total = sum(len(samples[index].rollout_log_probs) for index in indices)
-    tokens_per_pass = min(tokens_per_pass, -(-total // parallel)) if parallel > 1 else tokens_per_pass
-    units: list[list[int]] = []
-    sizes: list[int] = []
-    for index in indices:
-        own = len(samples[index].rollout_log_probs)
-        same = bool(units) and samples[units[-1][0]].prompt.tokens == samples[index].prompt.tokens
-        if same and sizes[-1] + own <= tokens_per_pass:
-            units[-1].append(index)
-            sizes[-1] += own
-            continue
-        units.append([index])
-        sizes.append(len(samples[index].prompt.tokens) + own)
-    return [sorted(index for unit in chosen for index in units[unit]) for chosen in best_fit(sizes, tokens_per_pass)]

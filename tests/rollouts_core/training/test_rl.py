@@ -48,6 +48,9 @@ def prompts(count: int = 20) -> list[Prompt]:
     return [Prompt((Message("user", t),), tuple(tokenizer(t)["input_ids"]), {}, i) for i, t in enumerate(texts)]
 
 
+OWN = ("tokens_per_pass", "kl_in_reward", "recompute_old", "only_advantages")
+
+
 def digits(sample: Sample) -> float:
     """More digits, more reward."""
     return float(sum(c.isdigit() for c in sample.response))
@@ -65,7 +68,7 @@ def train(
     recipe = recipe_of(algorithm, ROLLOUT.max_new_tokens)
     loss = create_rl_loss(recipe, Extras(kl_coef=kl_coef))
     backend = create_pytorch_backend(model, loss, Optimization(learning_rate), temperature=0.9, critic=recipe.critic)
-    own = {name: changes.pop(name) for name in ("tokens_per_pass", "kl_in_reward") if name in changes}
+    own = {name: changes.pop(name) for name in OWN if name in changes}
     config = RLTrainingConfig(steps, recipe, minibatches, max_new_tokens=ROLLOUT.max_new_tokens, **own)
     reference: Reference | None = changes.pop("reference", None)
     if kl_coef or config.kl_in_reward:
@@ -74,7 +77,7 @@ def train(
         AsyncRolloutManager,
         tokenizer=character_tokenizer(),
         data_buffer=DataBuffer(prompts(), 0),
-        reward=digits,
+        reward=changes.pop("reward", digits),
         config=replace(ROLLOUT, **changes),
     )
     with generating(lambda: EmbeddedEngine(TorchEngine(copy_of(model), 32, 16)), make_manager) as rollouts:
@@ -104,6 +107,35 @@ def test_the_mismatch_is_measured_before_the_first_update() -> None:
     steps = train(3, minibatches=3, learning_rate=0.05)
     assert all(step.metrics["sampling/sampling_logp_difference/mean"] < 1e-4 for step in steps)
     assert all(abs(step.metrics["sampling/importance_sampling_ratio/mean"] - 1) > 1e-4 for step in steps)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=lambda a: a.kind)
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_answers_without_an_advantage_are_not_computed_and_change_nothing(
+    algorithm: Algorithm, minibatches: int
+) -> None:
+    """Every other group has one reward; with three minibatches of two groups, each has one such group."""
+
+    def half_constant(sample: Sample) -> float:
+        return 0.1 if sample.group_index % 2 else digits(sample)
+
+    changes: dict[str, Any] = {"algorithm": algorithm, "minibatches": minibatches, "reward": half_constant}
+    whole, less = train(3, **changes), train(3, **changes, only_advantages=True)
+    for one, other in zip(whole, less, strict=True):
+        assert one.metrics["frac_tokens_without_gradient"] == 0
+        for name in ("policy_loss", "grad_norm", "reward"):
+            assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-3, abs=1e-5), name
+    skipped = [step.metrics["frac_tokens_without_gradient"] for step in less]
+    assert all(share > 0.3 for share in skipped) == (algorithm.kind not in ("reinforce_plus_plus", "ppo"))
+
+
+def test_a_step_without_any_advantage_is_taken_and_measured() -> None:
+    steps = train(2, reward=lambda sample: 1.0, only_advantages=True)
+    assert [step.metrics["weight_version"] for step in steps] == [1, 2]
+    for step in steps:
+        assert step.metrics["grad_norm"] == 0
+        assert step.metrics["frac_tokens_without_gradient"] > 0.9
+        assert step.metrics["sampling/sampling_logp_difference/mean"] < 1e-4
 
 
 def test_kl_is_zero_at_first_and_grows() -> None:
