@@ -112,10 +112,12 @@ class Remote:
         return [self.host.python, f"{self.work}/agent/{agent_archive()[0]}.zip", *arguments]
 
     def close(self) -> None:
+        """Also what an interrupted `close` has left; a call after it connects anew."""
         with self._turn:
+            self._channel = None
             if self._connection is not None:
                 self._connection.close()
-            self._connection = self._channel = None
+            self._connection = None
 
     def _ask(self, what: str, arguments: dict[str, Any], deadline: float) -> Any:
         with self._turn:
@@ -144,6 +146,7 @@ class Remote:
         return MachineError(f"{self.name}: {answer['message']}")
 
     def _connect(self) -> paramiko.Channel:
+        self.close()
         self._connection = Connection(self.name)
         channel = self._connection.open(self.host).run(load_command(self.host.python, self.host.work))
         channel.settimeout(CONNECT_SECONDS * 2)
