@@ -114,6 +114,12 @@ def plan_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def data_command(options: argparse.Namespace) -> int:
+    from flows.data import print_data
+
+    return print_data(_config(options), options)
+
+
 def logs_command(options: argparse.Namespace) -> int:
     from flows.following import print_logs
 
@@ -211,6 +217,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluation = add("eval", eval_command, "evaluate the policies that are there, and train none", configured)
     evaluation.add_argument("--against", metavar="RUN", help="a run to compare with, on the same prompts")
     add("plan", plan_command, "say which stages are cached, which are to run, and why", configured)
+    data = add("data", data_command, "show what would be trained on, token by token", configured)
+    data.add_argument("--rows", type=int, default=1000, help="how many rows of each source to read; default: 1000")
+    data.add_argument("--examples", type=int, default=3, help="how many to show of each source; default: 3")
     logs = add("logs", logs_command, "print what a run's jobs have printed", shared)
     logs.add_argument("run", metavar="RUN")
     logs.add_argument("stage", metavar="STAGE", nargs="?", help="of this stage only")

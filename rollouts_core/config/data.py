@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator
 
-from rollouts_core.config.schema import Operational, one_of, part
+from rollouts_core.config.schema import Added, Operational, one_of, part
 
 
 def _text(value: object) -> str:
@@ -26,8 +26,15 @@ Pin = Annotated[
     Field(description="Pins the content, for URLs whose store tells no checksum."),
 ]
 Layout = Annotated[
-    Literal["rows", "gsm8k", "math"],
-    Field(description="How rows are laid out: as ours, or as those of GSM8K or MATH."),
+    Literal["rows", "gsm8k", "math", "hh"],
+    Field(description="How rows are laid out: as ours, or as those of GSM8K, MATH or Anthropic's HH."),
+]
+Columns = Annotated[
+    dict[str, str],
+    Field(description="Other names of columns: ours, then the file's, as {'messages': 'dialog'}."),
+]
+Annotations = Annotated[
+    bool, Field(description="gsm8k: keep the calculator annotations, as <<48/2=24>>, in worked solutions.")
 ]
 
 
@@ -38,6 +45,8 @@ class Jsonl:
     kind: Literal["jsonl"] = "jsonl"
     path: Operational[DataPath]
     layout: Layout = "rows"
+    columns: Added[Columns] = Field(default_factory=dict)
+    annotations: Added[Annotations] = True
     sha256: Operational[Pin] = None
 
 
@@ -48,6 +57,8 @@ class Parquet:
     kind: Literal["parquet"] = "parquet"
     path: Operational[DataPath]
     layout: Layout = "rows"
+    columns: Added[Columns] = Field(default_factory=dict)
+    annotations: Added[Annotations] = True
     sha256: Operational[Pin] = None
 
 
@@ -58,6 +69,8 @@ class Arrow:
     kind: Literal["arrow"] = "arrow"
     path: Operational[DataPath]
     layout: Layout = "rows"
+    columns: Added[Columns] = Field(default_factory=dict)
+    annotations: Added[Annotations] = True
     sha256: Operational[Pin] = None
 
 
@@ -74,6 +87,8 @@ class HubDataset:
         default=(), description="Local files, for builders that read files."
     )
     layout: Layout = "rows"
+    columns: Added[Columns] = Field(default_factory=dict)
+    annotations: Added[Annotations] = True
     messages_column: str = Field(default="messages", description="Column with the list of messages.")
     answer_column: str = Field(default="answer", description="Column with the answer that rewards compare with.")
     streaming: Operational[bool] = Field(

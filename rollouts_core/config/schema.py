@@ -30,6 +30,17 @@ class _OperationalMark:
 
 Operational = Annotated[T, _OperationalMark()]
 
+
+class _AddedMark:
+    """Found in a field's metadata when the field came after artifacts had been made without it."""
+
+
+Added = Annotated[T, _AddedMark()]
+"""A field of the identity that enters a key only where it is not its default: keys from before the field do not change.
+
+It must be so that the default means what was done before.
+"""
+
 UNION_TAGS: set[str] = set()
 """The `kind` values of unions, which pydantic puts into a problem's path and a person did not write.
 
@@ -73,7 +84,19 @@ def collect_problems() -> Iterator[list[str]]:
 def identity_fields(part_type: type) -> list[str]:
     """The names of the fields that enter a key."""
     hints = get_type_hints(part_type, include_extras=True)
-    return [field.name for field in fields(part_type) if not _is_operational(hints[field.name])]
+    return [field.name for field in fields(part_type) if not _has_mark(hints[field.name], _OperationalMark)]
+
+
+def identity_of(value: Any) -> dict[str, Any]:
+    """The fields of a part that enter its key, by name."""
+    hints = get_type_hints(type(value), include_extras=True)
+    defaults = type(value).__pydantic_fields__ if hasattr(type(value), "__pydantic_fields__") else {}
+    found = {name: getattr(value, name) for name in identity_fields(type(value))}
+    return {
+        name: entry
+        for name, entry in found.items()
+        if not _has_mark(hints[name], _AddedMark) or entry != defaults[name].get_default(call_default_factory=True)
+    }
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -119,8 +142,8 @@ def _in_order(schema: dict[str, Any], cls: type) -> None:
     schema["properties"] = dict(sorted(schema["properties"].items(), key=lambda field: order.index(field[0])))
 
 
-def _is_operational(hint: Any) -> bool:
-    return any(isinstance(mark, _OperationalMark) for mark in getattr(hint, "__metadata__", ()))
+def _has_mark(hint: Any, mark: type) -> bool:
+    return any(isinstance(found, mark) for found in getattr(hint, "__metadata__", ()))
 
 
 def _explain(detail: Any) -> list[str]:

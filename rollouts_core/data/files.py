@@ -44,16 +44,22 @@ def raw_rows(source: Source, external: External, wanted: Wanted) -> Iterator[Raw
             rows = _columnar(source, external, wanted)
         case HubDataset():
             rows = _dataset(source, external, wanted)
-    return (_laid_out(source.layout, row) for row in rows)
+    return (_laid_out(source, row) for row in rows)
 
 
-def _laid_out(layout: str, row: RawRow) -> RawRow:
+def _laid_out(source: Source, row: RawRow) -> RawRow:
     if row.value is None:
         return row
+    if missing := [theirs for theirs in source.columns.values() if theirs not in row.value]:
+        return replace(
+            row, value=None, problem=f"has no column {missing[0]!r}; it has {', '.join(map(repr, row.value))}"
+        )
+    ours = {theirs: ours for ours, theirs in source.columns.items()}
+    value = {ours.get(name, name): entry for name, entry in row.value.items()}
     try:
-        return replace(row, value=laid_out(layout, row.value))
+        return replace(row, value=laid_out(source.layout, value, source.annotations))
     except NotLaidOutSo as error:
-        return replace(row, value=None, problem=f"no row of the layout {layout}: {error}")
+        return replace(row, value=None, problem=f"no row of the layout {source.layout}: {error}")
 
 
 def _jsonl(external: External, wanted: Wanted) -> Iterator[RawRow]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rollouts_core.config import Source
 from rollouts_core.data.files import RawRow, raw_rows
+from rollouts_core.data.layouts import recognised
 from rollouts_core.data.messages import message_from_data, messages_problem, tools_from_data, tools_problem
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External
@@ -23,6 +24,8 @@ ANSWERS = ("completion", "text", "chosen", "rejected")
 SPLIT = ("prompt", *ANSWERS)
 """What stands for `messages`, each as text or as messages."""
 MAX_PROBLEMS = 20
+"""Of different kinds, that are told together; and faulty rows after which no further ones are read."""
+FIRST_PLACES = 3
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,40 @@ class FaultyRow:
         return f"{self.place}: {self.problem}"
 
 
+class FaultyRows(BadInput):
+    """Rows that cannot be used. What is wrong with many is told once, with the first of them."""
+
+    def __init__(self, rows: Sequence[FaultyRow], further: Sequence[str] = ()) -> None:
+        self.rows = tuple(rows)
+        lines = told(rows)
+        more = [f"and {len(lines) - MAX_PROBLEMS} problems more"] if len(lines) > MAX_PROBLEMS else []
+        super().__init__([*lines[:MAX_PROBLEMS], *more, *further], "data")
+
+
+def told(rows: Sequence[FaultyRow]) -> list[str]:
+    """A line for each thing that is wrong."""
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        places.setdefault(row.problem, []).append(row.place)
+    return [f"{_first_of(found)}: {problem}" for problem, found in places.items()]
+
+
+def _first_of(places: Sequence[str]) -> str:
+    """The first places, without what they share with the first one before the row's number; and how many more."""
+    first = places[0]
+    cut = first.rstrip("0123456789")
+    named = [first, *(place.removeprefix(cut) for place in places[1:FIRST_PLACES])]
+    more = len(places) - FIRST_PLACES
+    return ", ".join(named) + (f" and {more:,} more rows" if more > 0 else "")
+
+
 @dataclass(frozen=True)
 class RowShard:
     number: int
     count: int
     """Of all its rows, good or not."""
     rows: tuple[Row, ...]
-    problems: tuple[str, ...]
+    faulty: tuple[FaultyRow, ...]
 
 
 Begin = Callable[[Mapping[str, Any]], tuple[Sequence[Message], Sequence[Data]]]
@@ -67,19 +97,11 @@ Begin = Callable[[Mapping[str, Any]], tuple[Sequence[Message], Sequence[Data]]]
 
 
 def load_rows(source: Source, external: External) -> list[Row]:
-    """All rows of a source. Raises `BadInput` listing up to 20 faulty rows, or saying that there are none."""
-    rows: list[Row] = []
-    problems: list[str] = []
-    for row in read_rows(source, external):
-        if isinstance(row, Row):
-            rows.append(row)
-            continue
-        problems.append(str(row))
-        if len(problems) == MAX_PROBLEMS:
-            problems.append("further rows were not read")
-            break
-    if problems:
-        raise BadInput(problems, "data")
+    """All rows of a source. Raises `FaultyRows`, and `BadInput` where there are none."""
+    found = list(read_rows(source, external))
+    rows = [row for row in found if isinstance(row, Row)]
+    if faulty := [row for row in found if isinstance(row, FaultyRow)]:
+        raise FaultyRows(faulty)
     if not rows:
         raise BadInput(f"{external.location or source}: the data set is empty")
     return rows
@@ -106,12 +128,13 @@ def row_shards(
         members = list(group)
         rows = [_checked(row, begin) for row in members] if wanted(number) else []
         good = tuple(row for row in rows if isinstance(row, Row))
-        yield RowShard(number, len(members), good, tuple(str(row) for row in rows if isinstance(row, FaultyRow)))
+        yield RowShard(number, len(members), good, tuple(row for row in rows if isinstance(row, FaultyRow)))
 
 
 def _checked(raw: RawRow, begin: Begin | None) -> Row | FaultyRow:
     if begin is not None and not raw.problem:
         return _begun(raw, begin)
+    raw = raw if raw.problem else replace(raw, value=recognised(raw.value))
     problem = raw.problem or _problem(raw.value)
     return FaultyRow(raw.place, problem) if problem else _row(raw)
 

@@ -21,7 +21,7 @@ from rollouts_core.data.rendering import (
     render_conversation,
     render_prompt,
 )
-from rollouts_core.data.sources import MAX_PROBLEMS, Row
+from rollouts_core.data.sources import FaultyRow, FaultyRows, Row
 from rollouts_core.data.tokenized import EXAMPLES, PREFERENCES, PROMPTS
 from rollouts_core.errors import BadInput
 
@@ -38,7 +38,7 @@ def tokenize_examples(
     What is too long is dealt with as `overlong` says, and then teaches something or is dropped. Raises `BadInput` for
     rows that are too long ("refuse"), unreadable or teach nothing.
     """
-    made, problems = _tokenized(rows, tokenizer, roles)
+    made, faulty = _tokenized(rows, tokenizer, roles)
     unknown = tokenizer.unk_token_id
     kept: list[tuple[Row, Tokenized, int]] = []
     for row, example in made:
@@ -52,9 +52,9 @@ def tokenize_examples(
         if not problem and not example.mask[1:].any():
             problem = f"has no turn of the {' or '.join(roles)} to learn from" if row.messages else "teaches nothing"
         if problem:
-            problems.append(f"{row.place}: {problem}")
+            faulty.append(FaultyRow(row.place, problem))
         kept.append((row, example, full))
-    _refuse(problems)
+    _refuse(faulty)
     columns = {
         "input_ids": _lists([example.ids for _, example, _ in kept], np.int32),
         "loss_mask": _lists([example.mask for _, example, _ in kept], np.int8),
@@ -71,7 +71,7 @@ def tokenize_preferences(
     """Preferences as a table, both answers of a row with their prompt. One of which either is too long is dropped
     unless it is to be refused: the likelihood of half an answer is not the answer's. Raises `BadInput` as
     `tokenize_examples` does."""
-    pairs, problems = _pairs(rows, tokenizer)
+    pairs, faulty = _pairs(rows, tokenizer)
     kept: list[tuple[Row, Tokenized, Tokenized]] = []
     for row, chosen, rejected in pairs:
         if max(len(chosen.ids), len(rejected.ids)) > max_length and overlong != "refuse":
@@ -79,9 +79,9 @@ def tokenize_preferences(
         for name, example in (("chosen", chosen), ("rejected", rejected)):
             problem = _problem(example.ids, tokenizer.unk_token_id, max_length)
             if problem := problem or ("" if example.mask[1:].any() else "has no turn of the assistant"):
-                problems.append(f"{row.place}: {name}: {problem}")
+                faulty.append(FaultyRow(row.place, f"{name}: {problem}"))
         kept.append((row, chosen, rejected))
-    _refuse(problems)
+    _refuse(faulty)
     columns = {
         "chosen_ids": _lists([chosen.ids for _, chosen, _ in kept], np.int32),
         "chosen_mask": _lists([chosen.mask for _, chosen, _ in kept], np.int8),
@@ -98,21 +98,21 @@ def tokenize_prompts(
 ) -> pa.Table:
     """Prompts as a table; an assistant's closing turn is left out, and what is too long is dropped unless it is to be
     refused: half a prompt asks nothing. Raises `BadInput` as `tokenize_examples` does."""
-    chat, problems, unknown = chat_format(tokenizer), list[str](), tokenizer.unk_token_id
+    chat, faulty, unknown = chat_format(tokenizer), list[FaultyRow](), tokenizer.unk_token_id
     asked: list[tuple[Row, str]] = []
     for row in rows:
         try:
             asked.append((row, render_prompt(chat, turns, row.tools) if (turns := prompt_of(row)) else row.plain[0]))
         except BadInput as error:
-            problems += [f"{row.place}: {problem}" for problem in error.problems]
+            faulty += [FaultyRow(row.place, problem) for problem in error.problems]
     kept: list[tuple[Row, Ids]] = []
     for (row, _), ids in zip(asked, encode_texts(tokenizer, [text for _, text in asked]), strict=True):
         if len(ids) > max_prompt_length and overlong != "refuse":
             continue
         if problem := _problem(ids, unknown, max_prompt_length) or ("" if len(ids) else "has no prompt"):
-            problems.append(f"{row.place}: {problem}")
+            faulty.append(FaultyRow(row.place, problem))
         kept.append((row, ids))
-    _refuse(problems)
+    _refuse(faulty)
     columns = {
         "input_ids": _lists([ids for _, ids in kept], np.int32),
         "length": [len(ids) for _, ids in kept],
@@ -151,9 +151,9 @@ def _metadata(row: Row) -> Mapping[str, Any]:
 
 def _tokenized(
     rows: Sequence[Row], tokenizer: Any, roles: Sequence[str]
-) -> tuple[list[tuple[Row, Tokenized]], list[str]]:
+) -> tuple[list[tuple[Row, Tokenized]], list[FaultyRow]]:
     """In the rows' order, a row that needs it in several sequences; and the problems of those that cannot be."""
-    chat, problems = chat_format(tokenizer), list[str]()
+    chat, faulty = chat_format(tokenizer), list[FaultyRow]()
     plain = [row for row in rows if not row.messages]
     encoded_plain = dict(zip(map(id, plain), encode_plain(tokenizer, [row.plain for row in plain]), strict=True))
     rendered: list[tuple[Row, list[Rendered]]] = []
@@ -161,17 +161,17 @@ def _tokenized(
         try:
             rendered.append((row, _rendered(chat, row, roles)))
         except BadInput as error:
-            problems += [f"{row.place}: {problem}" for problem in error.problems]
+            faulty += [FaultyRow(row.place, problem) for problem in error.problems]
     encoded = iter(encode_rendered(tokenizer, [text for _, texts in rendered for text in texts]))
     made = []
     for row, texts in rendered:
         made += [(row, encoded_plain[id(row)])] if not row.messages else [(row, next(encoded)) for _ in texts]
-    return made, problems
+    return made, faulty
 
 
-def _pairs(rows: Sequence[Row], tokenizer: Any) -> tuple[list[tuple[Row, Tokenized, Tokenized]], list[str]]:
+def _pairs(rows: Sequence[Row], tokenizer: Any) -> tuple[list[tuple[Row, Tokenized, Tokenized]], list[FaultyRow]]:
     """Both answers of each preference, and the problems of those that are none or cannot be read."""
-    problems = [f"{row.place}: no 'chosen' and 'rejected'" for row in rows if row.rejected is None]
+    faulty = [FaultyRow(row.place, "no 'chosen' and 'rejected'") for row in rows if row.rejected is None]
     answers = [answer for row in rows if row.rejected for answer in (row, row.rejected)]
     made, unreadable = _tokenized(answers, tokenizer, ASSISTANT)
     texts: dict[int, list[Tokenized]] = {}
@@ -183,8 +183,8 @@ def _pairs(rows: Sequence[Row], tokenizer: Any) -> tuple[list[tuple[Row, Tokeniz
         if len(chosen) == len(rejected) == 1:
             pairs.append((row, chosen[0], rejected[0]))
         elif chosen and rejected:
-            problems.append(f"{row.place}: the chat template renders the turns of its answer in several texts")
-    return pairs, problems + unreadable
+            faulty.append(FaultyRow(row.place, "the chat template renders the turns of its answer in several texts"))
+    return pairs, faulty + unreadable
 
 
 def _rendered(chat: ChatFormat, row: Row, roles: Sequence[str]) -> list[Rendered]:
@@ -205,7 +205,6 @@ def _problem(ids: Ids, unknown: int | None, max_length: int) -> str:
     return ""
 
 
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        further = [f"and {len(problems) - MAX_PROBLEMS} more rows"] if len(problems) > MAX_PROBLEMS else []
-        raise BadInput(problems[:MAX_PROBLEMS] + further, "data")
+def _refuse(faulty: Sequence[FaultyRow]) -> None:
+    if faulty:
+        raise FaultyRows(faulty)

@@ -102,8 +102,9 @@ def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, ses
 
 
 def _fail(directory: Path, stage: str, status: int, message: str) -> int:
+    """The whole message is for whoever follows the job, who tells it once; the log has its first line."""
     try:
-        print(f"[{stage}] failed: {message}", file=sys.stderr, flush=True)
+        print(f"[{stage}] failed: {message.splitlines()[0]}", file=sys.stderr, flush=True)
         (directory / "failure.json").write_text(json.dumps({"stage": stage, "message": message}))
     except OSError:
         pass

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rollouts_core.data.sources import MAX_PROBLEMS, RowShard, row_shards
+from rollouts_core.data.sources import MAX_PROBLEMS, FaultyRow, FaultyRows, RowShard, row_shards
 from rollouts_core.data.tokenized import count_rows, write_table
 from rollouts_core.data.tokenizing import (
     collecting_seldom,
@@ -58,7 +58,7 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
     Raises `BadInput` listing the problems of all sources, up to a limit.
     """
     rows: dict[str, int] = {}
-    problems = _environment_problems(work, tokenizer)
+    problems, faulty = _environment_problems(work, tokenizer), list[FaultyRow]()
     done = 0
     for role in spec.sources:
         rows[role] = 0
@@ -66,18 +66,18 @@ def make_shards(work: Work, spec: TokenizeSpec, tokenizer: Any, mine: Callable[[
             with collecting_seldom() as collect:
                 for shard in _shards(work, spec, role, mine):
                     rows[role] += shard.count
-                    problems += shard.problems or _made(work, spec, role, shard, tokenizer)
-                    if len(problems) >= MAX_PROBLEMS:
-                        raise BadInput([*problems[:MAX_PROBLEMS], "further rows were not read"], "data")
+                    faulty += shard.faulty or _made(work, spec, role, shard, tokenizer)
+                    if len(faulty) >= MAX_PROBLEMS:
+                        raise FaultyRows(faulty, [*problems, "further rows were not read"])
                     collect()
                     done = sum(-(-count // SHARD_ROWS) for count in rows.values())
                     work.log.progress(done, done + 1)
+        except FaultyRows:
+            raise
         except BadInput as error:
-            if len(error.problems) > MAX_PROBLEMS:
-                raise
             problems += error.problems
-    if problems:
-        raise BadInput(problems, "data")
+    if faulty or problems:
+        raise FaultyRows(faulty, problems)
     work.log.progress(done, done)
     return rows
 
@@ -101,15 +101,15 @@ def _shards(work: Work, spec: TokenizeSpec, role: str, mine: Callable[[int], boo
     def wanted(shard: int) -> bool:
         return mine(shard) and not _file(work, role, shard).exists()
 
-    for shard in row_shards(source, external, SHARD_ROWS, wanted, beginning(work, role)):
+    for shard in row_shards(source, external, SHARD_ROWS, wanted, beginning(work.stage, role)):
         empty = False
         yield shard
     if empty:
         raise BadInput(f"{external.location or source}: the data set is empty")
 
 
-def _made(work: Work, spec: TokenizeSpec, role: str, shard: RowShard, tokenizer: Any) -> tuple[str, ...]:
-    """Make a shard, unless it is there or not asked for; its problems."""
+def _made(work: Work, spec: TokenizeSpec, role: str, shard: RowShard, tokenizer: Any) -> tuple[FaultyRow, ...]:
+    """Make a shard, unless it is there or not asked for; its faulty rows."""
     if not shard.rows:
         return ()
     try:
@@ -119,8 +119,8 @@ def _made(work: Work, spec: TokenizeSpec, role: str, shard: RowShard, tokenizer:
             table = tokenize_preferences(shard.rows, tokenizer, spec.max_length, spec.overlong)
         else:
             table = tokenize_prompts(shard.rows, tokenizer, spec.max_length - 1, spec.overlong)
-    except BadInput as error:
-        return tuple(error.problems)
+    except FaultyRows as error:
+        return error.rows
     write_table(table, _file(work, role, shard.number))
     return ()
 

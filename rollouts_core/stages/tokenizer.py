@@ -4,11 +4,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollouts_core.data.sources import MAX_PROBLEMS, Begin, FaultyRow, Row, read_rows
+from rollouts_core.data.sources import Begin, FaultyRow, FaultyRows, Row, read_rows
 from rollouts_core.data.tokenizers import call_text, load_tokenizer, save_tokenizer, train_tokenizer
 from rollouts_core.environments.registry import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
+from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.workspace import Work
 from rollouts_core.types import Data, Message
 
@@ -36,9 +37,9 @@ def tokenizer_of(work: Work, spec: TokenizeSpec) -> Any:
     return load_tokenizer(str(saved), None, spec.tokenizer.trust_remote_code)
 
 
-def beginning(work: Work, role: str) -> Begin | None:
+def beginning(stage: Stage, role: str) -> Begin | None:
     """What makes prompts of rows, where the config has an environment."""
-    named = work.stage.external.get("environment")
+    named = stage.external.get("environment")
     if named is None or not role.startswith(PROMPTS):
         return None
     environment = load_environment(named.location)
@@ -54,35 +55,34 @@ def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
     if spec.tokenizer.kind == "pretrained":
         model = work.stage.external["model"]
         return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
-    problems: list[str] = []
-    tokenizer = train_tokenizer(spec.tokenizer, _texts(work, spec, problems), spec.max_length)
-    if problems:
-        further = ["further rows were not told of"] if len(problems) > MAX_PROBLEMS else []
-        raise BadInput(problems[:MAX_PROBLEMS] + further, "data")
+    faulty, problems = list[FaultyRow](), list[str]()
+    tokenizer = train_tokenizer(spec.tokenizer, _texts(work, spec, faulty, problems), spec.max_length)
+    if faulty or problems:
+        raise FaultyRows(faulty, problems)
     return tokenizer
 
 
-def _texts(work: Work, spec: TokenizeSpec, problems: list[str]) -> Iterator[str]:
+def _texts(work: Work, spec: TokenizeSpec, faulty: list[FaultyRow], problems: list[str]) -> Iterator[str]:
     """Of every row; what is wrong with rows and sources is noted, so that all of it is told together."""
     for role, source in spec.sources.items():
         learnt = role.startswith(LEARNT_FROM)
-        if not learnt and not problems:
+        if not learnt and not faulty and not problems:
             continue
         try:
-            for row in read_rows(source, work.stage.external[role], beginning(work, role)):
+            for row in read_rows(source, work.stage.external[role], beginning(work.stage, role)):
                 if isinstance(row, FaultyRow):
-                    problems.append(str(row))
+                    faulty.append(row)
                 elif learnt:
-                    yield from _texts_of(row)
+                    yield from texts_of(row)
         except BadInput as error:
             problems += error.problems
 
 
-def _texts_of(row: Row) -> Iterator[str]:
+def texts_of(row: Row) -> Iterator[str]:
     """What rows say and call."""
     yield from (message.content for message in row.messages)
     yield from (call_text(call) for message in row.messages for call in message.tool_calls)
     yield from (tool["function"]["name"] for tool in row.tools)
     yield from row.plain
     if row.rejected is not None:
-        yield from _texts_of(row.rejected)
+        yield from texts_of(row.rejected)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from rollouts_core.config.schema import identity_fields
+from rollouts_core.config.schema import identity_of
 
 
 def key_of(value: Any) -> str:
@@ -37,7 +37,7 @@ def canonical(value: Any, where: str = "value") -> Any:
             raise TypeError(f"{where}: {value} has no place in a key")
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: canonical(getattr(value, name), f"{where}.{name}") for name in identity_fields(type(value))}
+        return {name: canonical(entry, f"{where}.{name}") for name, entry in identity_of(value).items()}
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise TypeError(f"{where}: only text can name an entry")

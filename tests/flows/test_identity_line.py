@@ -30,6 +30,7 @@ PLACES = {
 }  # fmt: skip
 """Where in the config a part stands."""
 
+SOURCES = ("Jsonl", "Parquet", "Arrow", "HubDataset")
 CLIPPED = ("GRPO", "DrGRPO", "DAPO", "GSPO", "ReinforcePlusPlus", "MaxRL", "PPO", "CustomAlgorithm")
 CHANGES: dict[str, Any] = {
     "PipelineConfig.name": "other", "PipelineConfig.seed": 5,
@@ -79,7 +80,8 @@ CHANGES: dict[str, Any] = {
     "MachineConfig.wait_hours": 5.0, "MachineConfig.peers": ["gpu2"], "MachineConfig.unreachable_limit_hours": 5.0,
     "ResultsConfig.policy": False, "ResultsConfig.artifacts": ["rl"],
     "TrackingConfig.tensorboard": True, "TrackingConfig.wandb": "a-project", "TrackingConfig.wandb_mode": "online",
-    **{f"{part}.layout": "math" for part in ("Jsonl", "Parquet", "Arrow", "HubDataset")},
+    **{f"{part}.layout": "math" for part in SOURCES}, **{f"{part}.annotations": False for part in SOURCES},
+    **{f"{part}.columns": {"messages": "dialog"} for part in SOURCES},
     "RLConfig.reward_failure": "zero", "EnvironmentConfig.name": "guess_number", "EnvironmentConfig.max_turns": 3,
     "EnvironmentConfig.tool_seconds": 3.0, "EvaluationConfig.samples_per_prompt": 3,
     "EvaluationConfig.temperature": 0.5, "EvaluationConfig.pass_at": [1], "EvaluationConfig.slices": ["level"],

@@ -54,9 +54,22 @@ def test_faulty_rows_are_listed_together_with_file_and_line(tmp_path: Path) -> N
         assert words in problem
 
 
-def test_many_faulty_rows_are_cut_short(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="further rows were not read"):
-        rows_of(tmp_path / "d.jsonl", *["{"] * 100)
+def test_a_fault_of_many_rows_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        rows_of(tmp_path / "d.jsonl", *['{"other": 1}'] * 1100, "[]")
+    nothing = "no list of messages under 'messages', and neither 'prompt' nor 'text'"
+    assert caught.value.problems == (
+        f"{tmp_path}/d.jsonl:1, 2, 3 and 1,097 more rows: {nothing}",
+        f"{tmp_path}/d.jsonl:1101: a list, not an object",
+    )
+
+
+def test_problems_of_many_kinds_are_cut_short(tmp_path: Path) -> None:
+    rows = [json.dumps({"messages": [*[{"role": "user", "content": "1"}] * n, {}]}) for n in range(30)]
+    with pytest.raises(BadInput) as caught:
+        rows_of(tmp_path / "d.jsonl", *rows)
+    assert len(caught.value.problems) == 21
+    assert caught.value.problems[-1] == "and 10 problems more"
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

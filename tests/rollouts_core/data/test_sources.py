@@ -136,7 +136,7 @@ def test_shards_are_parsed_only_where_they_are_wanted(tmp_path: Path) -> None:
     source = Jsonl(path=path)
     shards = list(row_shards(source, identify_source(source), 3, lambda shard: shard != 1))
     assert [(shard.number, shard.count, len(shard.rows)) for shard in shards] == [(0, 3, 3), (1, 3, 0), (2, 1, 1)]
-    assert not any(shard.problems for shard in shards)
+    assert not any(shard.faulty for shard in shards)
     assert shards[2].rows[0].source_row == 6
 
 

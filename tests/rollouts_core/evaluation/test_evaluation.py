@@ -241,7 +241,8 @@ def test_layouts_by_name(tmp_path: Path) -> None:
         file.write_text(json.dumps(row) + "\n")
         source = Jsonl(path=file, layout=layout)
         (loaded,) = load_rows(source, identify_source(source))
-        assert loaded.messages == (Message("user", row.get("question") or row["problem"]),)
+        assert loaded.messages[0] == Message("user", row.get("question") or row["problem"])
+        assert loaded.messages[1] == Message("assistant", row.get("answer") or row["solution"])
         assert loaded.metadata["answer"] == answer
     assert laid_out("math", MATH)["subject"] == "Algebra"
     assert laid_out("math", {**MATH, "solution": "none", "answer": "7"})["answer"] == "7"
