@@ -91,7 +91,6 @@ class World:
         started = {path.parent.name for path in (self.directory).rglob("attempt.json")}
         recorded = {job.job for record in list_runs(self.store.home) for job in record.jobs}
         assert started <= recorded, at
-        assert not [record for record in list_runs(self.store.home) if record.state == "Completed"], at
         self.told_to_end.unlink(missing_ok=True)
 
 
