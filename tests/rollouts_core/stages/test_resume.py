@@ -285,7 +285,7 @@ def test_what_is_wrong_with_all_sources_is_told_together(config: dict[str, Any],
     }
     with pytest.raises(BadInput) as caught:
         make(plan(from_data(config)).tokenize, LocalStore(tmp_path / "store"))
-    expected = ("d.jsonl:1: not valid", "d.jsonl:2: no list", "p.parquet: not a readable", "h.jsonl:1: a list")
+    expected = ("d.jsonl:1: not valid", "d.jsonl:2: no list", "h.jsonl:1: a list", "p.parquet: not a readable")
     assert len(caught.value.problems) == len(expected)
     assert all(words in problem for words, problem in zip(expected, caught.value.problems, strict=True))
 
