@@ -79,19 +79,24 @@ class MachineSession:
         self.run.endings.note(_named(job, machine), lambda: self.end(job, machine))
 
     def end(self, job: Job, machine: Machine) -> bool:
-        """Cancel a job; returns whether it was running. If its machine is away, say so and leave it to its limits."""
-        was_there = False
-        try:
-            was_there = machine.cancel(job.name, job.asked_by[0])
-        except Unreachable as error:
-            advice = f"job {job.name} may run on there; `rollouts cancel` ends it when the machine is back"
-            logger.warning("%s: %s", error, advice)
+        """As `cancel_job`; a start of it that is still on its way is refused."""
+        was_there = cancel_job(job.name, machine, job.asked_by[0])
         self.forget(job, machine)
         return was_there
 
     def forget(self, job: Job, machine: Machine) -> None:
         """It has ended."""
         self.run.endings.forget(_named(job, machine))
+
+
+def cancel_job(job: str, machine: Machine, asked_by: str | None = None) -> bool:
+    """Cancel a job; returns whether it was running. If its machine is away, say so and leave it to its limits."""
+    try:
+        return machine.cancel(job, asked_by)
+    except Unreachable as error:
+        advice = f"job {job} may run on there; `rollouts cancel` ends it when the machine is back"
+        logger.warning("%s: %s", error, advice)
+        return False
 
 
 def _named(job: Job, machine: Machine) -> str:

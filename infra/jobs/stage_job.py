@@ -15,7 +15,7 @@ from typing import Any
 from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.jobs.follow import LogLine, watching
 from infra.jobs.ranks import meeting, peer_jobs, ranks_of, watch_peers
-from infra.jobs.session import Cursor, MachineSession, Progress
+from infra.jobs.session import Cursor, MachineSession, Progress, cancel_job
 from infra.machines.machine import Job, JobStatus, Machine, Offsets, new_name
 from infra.machines.ssh_machine import SSHMachine
 from rollouts_core.errors import StoreUnavailable
@@ -121,7 +121,7 @@ def _started(stage: Stage, job: Job, todo: Sequence[Stage], session: MachineSess
             yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
     else:
         for peer in session.peers:
-            peer.cancel(ranks_of(job.name))
+            cancel_job(ranks_of(job.name), peer)
         yield from map(LogLine, machine.supply(todo))
     if service := session.services.get(job.name):
         yield from map(LogLine, start_leased(service, machine, [job.name]))

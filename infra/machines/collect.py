@@ -7,7 +7,7 @@ from typing import Any
 from infra.connection.remote import Remote
 from infra.errors import MachineError
 from infra.inventory import Host
-from rollouts_core.housekeeping.gc import Removal, needed_artifacts
+from rollouts_core.housekeeping.gc import Removal, last_of_each_name, needed_artifacts
 from rollouts_core.store.elsewhere import forget_elsewhere
 from rollouts_core.store.store import Store
 
@@ -37,7 +37,7 @@ def collect_on_machine(name: str, host: Host, store: Store, keep_last: int | Non
         remote.open()
         for _ in range(TRIES):
             noted = [_noted(entry) for entry in remote.call("noted_runs")]
-            kept_runs = _kept(noted, keep_last)
+            kept_runs = last_of_each_name(noted, keep_last, lambda run: run.live)
             needed = needed_artifacts(store, keep_last).union(*(run.needs for run in kept_runs))
             removed = remote.call(
                 "collect", COLLECT_SECONDS, kept=sorted(needed), kept_runs=[run.run for run in kept_runs],
@@ -57,14 +57,3 @@ def collect_on_machine(name: str, host: Host, store: Store, keep_last: int | Non
 
 def _noted(entry: dict[str, Any]) -> _Noted:
     return _Noted(entry["run"], entry["name"], tuple(entry["needs"]), bool(entry["live"]))
-
-
-def _kept(noted: Sequence[_Noted], keep_last: int | None) -> list[_Noted]:
-    """`noted`: the latest first."""
-    kept: list[_Noted] = []
-    seen: dict[str, int] = {}
-    for run in noted:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        if keep_last is None or run.live or seen[run.name] <= keep_last:
-            kept.append(run)
-    return kept

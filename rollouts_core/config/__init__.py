@@ -5,19 +5,8 @@ command line's `--set` and the error messages all read them from here. Fields ty
 result and stay out of stage keys (see `schema`).
 """
 
-from rollouts_core.config.algorithms import (
-    CISPO,
-    DAPO,
-    GRPO,
-    GSPO,
-    PPO,
-    RLOO,
-    CustomAlgorithm,
-    Distillation,
-    DrGRPO,
-    MaxRL,
-    ReinforcePlusPlus,
-)
+from rollouts_core.config import algorithms
+from rollouts_core.config.algorithms import *  # noqa: F403
 from rollouts_core.config.data import (
     Arrow,
     DataConfig,
@@ -54,21 +43,12 @@ from rollouts_core.config.training import (
 )
 
 __all__ = [
-    "CISPO",
-    "DAPO",
-    "GRPO",
-    "GSPO",
-    "PPO",
-    "RLOO",
     "SCHEDULES",
     "Arrow",
     "BackendConfig",
-    "CustomAlgorithm",
     "DPOConfig",
     "DataConfig",
     "DataPath",
-    "Distillation",
-    "DrGRPO",
     "Dtype",
     "EngineConfig",
     "EnvironmentConfig",
@@ -79,7 +59,6 @@ __all__ = [
     "Layout",
     "LoRAConfig",
     "MachineConfig",
-    "MaxRL",
     "Mixture",
     "Model",
     "Optimizer",
@@ -89,7 +68,6 @@ __all__ = [
     "PipelineConfig",
     "PretrainedModel",
     "RLConfig",
-    "ReinforcePlusPlus",
     "ResultsConfig",
     "Role",
     "RolloutsConfig",
@@ -103,3 +81,4 @@ __all__ = [
     "TrackingConfig",
     "Weighted",
 ]
+__all__ += algorithms.__all__

@@ -10,6 +10,21 @@ from pydantic import Field
 
 from rollouts_core.config.schema import Operational, one_of, part
 
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "RLOO",
+    "CustomAlgorithm",
+    "Distillation",
+    "DrGRPO",
+    "MaxRL",
+    "ReinforcePlusPlus",
+]
+"""What `rollouts_core.config` offers for configs to import."""
+
 Low = Annotated[float, Field(ge=0, lt=1, description="Ratios below 1 - clip_low are clipped.")]
 High = Annotated[float, Field(ge=0, description="Ratios above 1 + clip_high are clipped.")]
 

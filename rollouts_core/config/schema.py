@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
+from functools import cache
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -83,20 +84,14 @@ def collect_problems() -> Iterator[list[str]]:
 
 def identity_fields(part_type: type) -> list[str]:
     """The names of the fields that enter a key."""
-    hints = get_type_hints(part_type, include_extras=True)
-    return [field.name for field in fields(part_type) if not _has_mark(hints[field.name], _OperationalMark)]
+    return [field.name for field in fields(part_type) if not _has_mark(part_type, field.name, _OperationalMark)]
 
 
 def identity_of(value: Any) -> dict[str, Any]:
     """The fields of a part that enter its key, by name."""
-    hints = get_type_hints(type(value), include_extras=True)
-    defaults = type(value).__pydantic_fields__ if hasattr(type(value), "__pydantic_fields__") else {}
-    found = {name: getattr(value, name) for name in identity_fields(type(value))}
-    return {
-        name: entry
-        for name, entry in found.items()
-        if not _has_mark(hints[name], _AddedMark) or entry != defaults[name].get_default(call_default_factory=True)
-    }
+    part_type = type(value)
+    found = {name: getattr(value, name) for name in identity_fields(part_type)}
+    return {name: entry for name, entry in found.items() if not _is_left_out(part_type, name, entry)}
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -142,8 +137,20 @@ def _in_order(schema: dict[str, Any], cls: type) -> None:
     schema["properties"] = dict(sorted(schema["properties"].items(), key=lambda field: order.index(field[0])))
 
 
-def _has_mark(hint: Any, mark: type) -> bool:
-    return any(isinstance(found, mark) for found in getattr(hint, "__metadata__", ()))
+def _is_left_out(part_type: Any, name: str, value: Any) -> bool:
+    """Whether the field was added, and is as it was before it was there."""
+    if not _has_mark(part_type, name, _AddedMark):
+        return False
+    return bool(value == part_type.__pydantic_fields__[name].get_default(call_default_factory=True))
+
+
+def _has_mark(part_type: type, name: str, mark: type) -> bool:
+    return any(isinstance(found, mark) for found in getattr(_hints(part_type)[name], "__metadata__", ()))
+
+
+@cache
+def _hints(part_type: type) -> dict[str, Any]:
+    return get_type_hints(part_type, include_extras=True)
 
 
 def _explain(detail: Any) -> list[str]:

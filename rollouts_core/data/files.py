@@ -7,7 +7,7 @@ file, or what a killed stage has not yet made, costs little more than its share.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -50,16 +50,25 @@ def raw_rows(source: Source, external: External, wanted: Wanted) -> Iterator[Raw
 def _laid_out(source: Source, row: RawRow) -> RawRow:
     if row.value is None:
         return row
-    if missing := [theirs for theirs in source.columns.values() if theirs not in row.value]:
-        return replace(
-            row, value=None, problem=f"has no column {missing[0]!r}; it has {', '.join(map(repr, row.value))}"
-        )
-    ours = {theirs: ours for ours, theirs in source.columns.items()}
-    value = {ours.get(name, name): entry for name, entry in row.value.items()}
     try:
+        value = _renamed(row.value, source.columns) if source.columns else row.value
         return replace(row, value=laid_out(source.layout, value, source.annotations))
+    except MissingColumn as error:
+        return replace(row, value=None, problem=str(error))
     except NotLaidOutSo as error:
         return replace(row, value=None, problem=f"no row of the layout {source.layout}: {error}")
+
+
+class MissingColumn(ValueError):
+    """A row lacks a column that the config names."""
+
+
+def _renamed(value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """`columns`: our names, then theirs. Raises `MissingColumn`."""
+    if missing := [theirs for theirs in columns.values() if theirs not in value]:
+        raise MissingColumn(f"has no column {missing[0]!r}; it has {', '.join(map(repr, value))}")
+    ours = {theirs: ours for ours, theirs in columns.items()}
+    return {ours.get(name, name): entry for name, entry in value.items()}
 
 
 def _jsonl(external: External, wanted: Wanted) -> Iterator[RawRow]:

@@ -9,10 +9,12 @@ store afterwards, and `gc` reads the records when it holds its own lease. So one
 """
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from rollouts_core.errors import StoreError
 from rollouts_core.observe.runs import RunRecord, all_runs
@@ -72,11 +74,24 @@ def needed_artifacts(store: Store, keep_last: int | None) -> frozenset[str]:
 
 def kept_runs(runs: Iterable[RunRecord], keep_last: int | None, pinned: set[str]) -> list[RunRecord]:
     """`runs`, the latest first, without those that are neither live, nor pinned, nor among the last of their name."""
-    kept: list[RunRecord] = []
-    seen: dict[str, int] = {}
+    return last_of_each_name(runs, keep_last, lambda run: run.run_id in pinned or is_live(run))
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
+
+
+def last_of_each_name(runs: Iterable[NamedT], keep_last: int | None, anyway: Callable[[NamedT], bool]) -> list[NamedT]:
+    """Of `runs`, the latest first: the last `keep_last` of each name (None: all), and those that are kept `anyway`."""
+    kept: list[NamedT] = []
+    seen: Counter[str] = Counter()
     for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        if keep_last is None or seen[run.name] <= keep_last or run.run_id in pinned or is_live(run):
+        seen[run.name] += 1
+        if keep_last is None or seen[run.name] <= keep_last or anyway(run):
             kept.append(run)
     return kept
 

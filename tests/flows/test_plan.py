@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.cli import main
+from flows.preflight import check_inputs, checked
+from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import from_data
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.stage import stage_from_data, stage_to_data
@@ -135,3 +138,10 @@ def test_a_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     assert all(command in script for command in ("lineage", "deploy", "--against"))
+
+
+def test_a_flow_takes_over_the_plan_that_its_command_has_checked(pipeline_config: PipelineConfig) -> None:
+    with checked(pipeline_config) as stages:
+        assert check_inputs(pipeline_config) is stages
+        assert check_inputs(replace(pipeline_config, seed=7)) != stages
+    assert check_inputs(pipeline_config) is not stages

@@ -6,16 +6,16 @@ import re
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from infra.errors import JobFailed
+from infra.errors import JobFailed, Unreachable
 from infra.jobs.follow import LogLine
-from infra.jobs.session import MachineSession, Progress
+from infra.jobs.session import MachineSession, Progress, cancel_job
 from infra.jobs.stage_job import make_in_job
 from infra.machines.local import LocalMachine
-from infra.machines.machine import Offsets
+from infra.machines.machine import Machine, Offsets
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import from_data
 from rollouts_core.errors import StoreUnavailable
@@ -168,3 +168,14 @@ def test_a_job_that_hangs_is_ended_and_a_retry_mends_it(
     with pytest.raises(JobFailed, match="its job hung for 4 s") as caught:
         pause_it()
     assert caught.value.mendable
+
+
+def test_a_job_of_a_machine_that_is_away_is_left_to_its_limits(caplog: pytest.LogCaptureFixture) -> None:
+    class Away:
+        name = "far"
+
+        def cancel(self, job: str, asked_by: str | None = None) -> bool:
+            raise Unreachable("far does not answer")
+
+    assert not cancel_job("sft-1-ranks", cast(Machine, Away()))
+    assert "job sft-1-ranks may run on there; `rollouts cancel` ends it" in caplog.text
