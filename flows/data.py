@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -32,7 +33,10 @@ def print_data(config: PipelineConfig, options: argparse.Namespace) -> int:
         for source in sources:
             _print_source(source, console)
         console.print(f"page    {page}", soft_wrap=True)
-    return 1 if any(source.problems for source in sources) else 0
+    if faulty := [source.role for source in sources if source.problems]:
+        print(f"error: nothing can be trained: {', '.join(faulty)} have rows that cannot be used", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _print_source(source: SourcePreview, console: Console) -> None:

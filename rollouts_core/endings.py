@@ -42,7 +42,7 @@ class Endings:
         self._ends[name] = end
         if self._over:
             del self._ends[name]
-            raise RolloutsError(f"{name} is not started: what wanted it is ending")
+            raise RolloutsError(f"{name} is not started: its run is ending")
 
     def forget(self, name: str) -> None:
         """It has ended."""

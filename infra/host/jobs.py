@@ -139,7 +139,7 @@ def _starting(directory: Path) -> Iterator[int]:
         end = time.monotonic() + TURN_DEADLINE
         while not try_lock(lock.fileno()):
             if time.monotonic() > end:
-                raise JobError(f"job {directory.name} is being started by somebody else, who does not get on")
+                raise JobError(f"another start of job {directory.name} has not ended within {TURN_DEADLINE:.0f} s")
             time.sleep(LOOK_SECONDS)
         yield lock.fileno()
 
