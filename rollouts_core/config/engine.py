@@ -15,6 +15,9 @@ class EngineConfig:
         default="embedded", description="Which engine serves the policy."
     )
     max_running_requests: int = Field(default=256, ge=1, description="Requests decoded together; more wait their turn.")
+    cache_gib: Operational[float | None] = Field(
+        default=None, gt=0, description="embedded: memory for keys and values; null: a third of what is free."
+    )
     arguments: tuple[str, ...] = Field(default=(), description="Further arguments of each server, as it knows them.")
     replicas: Operational[int] = Field(default=1, ge=1, description="Servers; several stand behind SGLang's router.")
     tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
@@ -37,6 +40,8 @@ class EngineConfig:
             set_anyway = [name for name in ("replicas", "tensor_parallel", "data_parallel") if getattr(self, name) != 1]
             set_anyway += ["arguments"] if self.arguments else []
             problems += [f"{name} is of servers, and the engine is embedded" for name in set_anyway]
+        elif self.cache_gib is not None:
+            problems.append(f"cache_gib is of the embedded engine, and the engine is {self.kind}")
         if self.kind == "vllm" and self.weight_sync != "disk":
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
         return or_raise(self, problems)

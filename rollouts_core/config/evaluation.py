@@ -2,7 +2,8 @@
 
 from pydantic import Field, model_validator
 
-from rollouts_core.config.schema import Operational, or_raise, part
+from rollouts_core.config.sampling import MinP, Stop, TopK, TopP, truncations
+from rollouts_core.config.schema import Added, Operational, or_raise, part
 
 
 @part
@@ -15,6 +16,10 @@ class EvaluationConfig:
     reward: str = Field(default="exact_match", description="Scores an answer; 1 or more counts as correct.")
     samples_per_prompt: int = Field(default=1, ge=1, description="Answers to each prompt.")
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: Added[TopP] = 1.0
+    top_k: Added[TopK] = 0
+    min_p: Added[MinP] = 0.0
+    stop: Added[Stop] = ()
     pass_at: tuple[int, ...] = Field(default=(), description="Each k of pass@k, at most samples_per_prompt.")
     slices: tuple[str, ...] = Field(default=(), description="Columns by whose values results are told apart.")
     failures_allowed: float = Field(
@@ -34,4 +39,6 @@ class EvaluationConfig:
         ]
         if self.samples_per_prompt > 1 and not self.temperature:
             problems.append(f"samples_per_prompt {self.samples_per_prompt}: greedy answers are all the same")
+        if not self.temperature:
+            problems += [f"{name}: greedy answers take the likeliest token" for name in truncations(self)]
         return or_raise(self, problems)

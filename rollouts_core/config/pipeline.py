@@ -8,6 +8,7 @@ from rollouts_core.config.evaluation import EvaluationConfig
 from rollouts_core.config.machine import MachineConfig, ResultsConfig
 from rollouts_core.config.model import Model, ScratchModel
 from rollouts_core.config.rl import EnvironmentConfig, RLConfig
+from rollouts_core.config.sampling import truncations
 from rollouts_core.config.schema import or_raise, part
 from rollouts_core.config.store import StoreConfig, TrackingConfig
 from rollouts_core.config.training import BackendConfig, DPOConfig, SFTConfig
@@ -55,6 +56,12 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
         problems.append("data.prompts: is required by rl")
     if config.sft is None and isinstance(config.model, ScratchModel):
         problems.append("model.kind: a model from scratch needs sft first; give a pretrained one")
+    if config.rl is not None and config.engine.kind == "vllm":
+        problems += [
+            f"rl.{name}: vllm tells log-probabilities of the tokens that are left, and the trainer's are of all; "
+            "use sglang or embedded"
+            for name in truncations(config.rl)
+        ]
     return problems
 
 

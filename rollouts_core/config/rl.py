@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rollouts_core.config.algorithms import GROUP_ALGORITHMS, GRPO, Algorithm, Distillation
-from rollouts_core.config.schema import Operational, or_raise, part
+from rollouts_core.config.sampling import MinP, Stop, TopK, TopP
+from rollouts_core.config.schema import Added, Operational, or_raise, part
 from rollouts_core.config.training import Optimizer
 
 
@@ -85,6 +86,10 @@ class RLConfig:
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this global norm.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
+    top_p: Added[TopP] = 1.0
+    top_k: Added[TopK] = 0
+    min_p: Added[MinP] = 0.0
+    stop: Added[Stop] = ()
     max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all its turns.")
     reward: str = Field(default="exact_match", description="Shipped, 'package.module:function' or 'file.py:function'.")
     reward_failure: Literal["stop", "drop", "zero"] = Field(

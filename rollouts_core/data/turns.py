@@ -44,9 +44,8 @@ class TurnFormat:
     thinks: bool
     """Whether thoughts are told apart from what is said."""
 
-    @property
-    def stop(self) -> Tokens:
-        return (self.tokenizer.eos_token_id,)
+    stop: Tokens
+    """What ends a turn, and what ends one that calls a tool, where that is another token."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,19 @@ def turn_format(tokenizer: Any, tools: Sequence[Data] = ()) -> TurnFormat:
     calls = call_format(written, [call]) if call else None
     if call and calls is None:
         raise BadInput(f"it is not known how this model calls tools; its chat template writes {written!r}")
-    return TurnFormat(tokenizer, chat, render, tuple(tools), calls, THOUGHT[1] in template)
+    stop = stop_tokens(tokenizer)
+    if call:
+        stop = tuple(dict.fromkeys((*stop, *_ids(tokenizer, _ends(chat, _whole_turn(chat, render, messages))))))
+    return TurnFormat(tokenizer, chat, render, tuple(tools), calls, THOUGHT[1] in template, stop)
+
+
+def stop_tokens(tokenizer: Any) -> Tokens:
+    """What ends an answer: the end-of-sequence token, and the one that the chat template writes behind a turn, which
+    are two in some families (Gemma: `<eos>` and `<end_of_turn>`).
+
+    Raises `BadInput` where there is neither: no model could learn to end.
+    """
+    return _stop_tokens(chat_format(tokenizer), tokenizer)
 
 
 def first_tokens(form: TurnFormat, messages: Sequence[Message]) -> Tokens:
@@ -117,6 +128,27 @@ def _behind(form: TurnFormat, messages: Sequence[Message], turn: int, whole: str
     return whole[end:] if messages[turn].reasoning in whole[len(given) : end] else None
 
 
+def _stop_tokens(chat: ChatFormat, tokenizer: Any) -> Tokens:
+    messages, _ = _example(())
+    turn = _whole_turn(chat, fitting_render(chat, messages), messages)
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    if stops := tuple(dict.fromkeys((*own, *_ids(tokenizer, _ends(chat, turn))))):
+        return stops
+    raise BadInput(
+        f"the tokenizer has no end-of-sequence token, and its chat template ends a turn without a special token "
+        f"({turn[-20:]!r}): no model could learn to end its answer. Use the model's instruct version, or set an "
+        "eos_token in its tokenizer_config.json"
+    )
+
+
+def _ends(chat: ChatFormat, text: str) -> list[str]:
+    return [match.group() for match in chat.special.finditer(text) if match.end() == len(text)]
+
+
+def _ids(tokenizer: Any, tokens: Sequence[str]) -> Tokens:
+    return tuple(tokenizer.convert_tokens_to_ids(list(tokens)))
+
+
 def _encoded(form: TurnFormat, text: str) -> Tokens:
     return tuple(encode_texts(form.tokenizer, [text])[0].tolist())
 
@@ -136,8 +168,14 @@ def _example(tools: Sequence[Data]) -> tuple[list[Message], ToolCall | None]:
 
 def _turn_text(chat: ChatFormat, render: Render, messages: Sequence[Message]) -> str:
     """What the assistant would have written for its turn, the second message."""
-    given, upto = render(messages[:1], prompt=True), render(messages[:2])
-    begins = common_prefix(upto, given)
-    ended = upto[begins : end_of_turn(upto, begins, len(upto), chat.special)]
+    ended = _whole_turn(chat, render, messages)
     stops = [match.start() for match in chat.special.finditer(ended) if match.end() == len(ended)]
     return ended[: stops[0]] if stops else ended
+
+
+def _whole_turn(chat: ChatFormat, render: Render, messages: Sequence[Message]) -> str:
+    """With the special token it ends with where others follow, where it does."""
+    given, upto = render(messages[:1], prompt=True), render(messages[:2])
+    begins = common_prefix(upto, given)
+    held = held_until(upto, render(messages, prompt=True), chat.special)
+    return upto[begins : end_of_turn(upto, begins, held or len(upto), chat.special)]

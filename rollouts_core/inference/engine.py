@@ -21,6 +21,27 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """Which tokens may be drawn; all of them by default.
+
+    First the `top_k` likeliest are kept; of those the fewest that together have `top_p` of their probability (nucleus
+    sampling, arXiv 1904.09751); of those the ones with at least `min_p` of the likeliest one's (arXiv 2407.01082).
+    """
+
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+    min_p: float = 0.0
+
+    @property
+    def keeps_all(self) -> bool:
+        return self == EVERYTHING
+
+
+EVERYTHING = Truncation()
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     request_id: str
     prompt_tokens: tuple[int, ...]
@@ -33,6 +54,9 @@ class GenerationRequest:
     """The request's draws follow from this alone, where the engine can do that; see each engine."""
     generated: tuple[int, ...] = ()
     """The answer's tokens that are there already, from an earlier try; generation goes on behind them."""
+    truncation: Truncation = EVERYTHING
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; the token that completes one is its last."""
     session: str = ""
     """Requests of one session go to the same replica, which has their common prefix in its cache."""
 
@@ -43,7 +67,8 @@ class Completion:
     tokens: tuple[int, ...]
     """What was sampled, behind the request's `generated`; the stop token included."""
     log_probs: tuple[float, ...]
-    """Per token, under the temperature it was sampled with (greedy: under temperature 1)."""
+    """Per token, of softmax(logits / temperature) over the whole vocabulary, whatever `truncation` kept (greedy: under
+    temperature 1): what the trainer computes."""
     weight_versions: tuple[int, ...]
     """Per token, the version of the weights that made it."""
     finish_reason: FinishReason

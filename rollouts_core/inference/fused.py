@@ -8,8 +8,8 @@ views into the joined matrices, so new weights are copied straight to where they
 Activations stand in columns, one a token: matrix products with the weights as they are stored were then a third faster
 on the CPU than with rows, and what splits or joins heads and halves is contiguous.
 
-Legend: B rows of the cache, T new tokens of each, N tokens of this pass, H query heads, K key-value heads, G all three
-kinds of heads, D head size, L columns of the cache, E hidden size, V vocabulary.
+Legend: B rows of this pass, R those that are no padding, T new tokens of each, N tokens of this pass, H query heads, K
+key-value heads, G all three kinds of heads, D head size, L columns of the cache, E hidden size, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from rollouts_core.inference.cache_rows import CacheRows, LayerShape
 from rollouts_core.inference.tiles import TILE, round_up
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -51,9 +52,9 @@ def is_fusable(model: Any) -> bool:
 
 
 class FusedDecoder:
-    """Holds the weights and the key-value cache of up to `rows` running requests; takes the model apart."""
+    """Holds the weights and the key-value cache; takes the model apart. Fits `torch_engine.Decoder`."""
 
-    def __init__(self, model: Any, rows: int, length: int) -> None:
+    def __init__(self, model: Any, length: int) -> None:
         config: Any = model.config
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
@@ -72,14 +73,11 @@ class FusedDecoder:
             cos, sin = model.model.rotary_emb(first.new_zeros(1, 1, 1), positions)
         self._cos_DL, self._sin_DL = cos[0].t().contiguous(), sin[0].t().contiguous()
         self._sin_DL[: self._size // 2] *= -1
-        rows = round_up(rows)
-        shape = (len(self._layers), 2, rows, self._kv_heads, self._length, self._size)
-        self._cache = torch.zeros(shape, dtype=dtype, device=self.device)
-        """Keys and values."""
+        shape = LayerShape(self._kv_heads, self._size, self._size)
+        self.cache = CacheRows([shape] * len(self._layers), dtype, self.device)
         widths = (config.hidden_size, self._size)
         self._averages = {width: torch.full((TILE, width), 1 / width, device=self.device) for width in widths}
         self._columns_L = torch.arange(self._length, device=self.device)
-        self._places_2RK = torch.arange(2 * rows * self._kv_heads, device=self.device).view(2, rows, self._kv_heads)
 
     def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
         """Read whole sequences into rows from `first_row` on; logits BV after each one's last token.
@@ -93,11 +91,11 @@ class FusedDecoder:
         rows = slice(first_row, first_row + count)
         cos_DN, sin_DN = (table[:, :longest].repeat(1, count) for table in (self._cos_DL, self._sin_DL))
         hidden_EN = self._embedded(tokens_BT.flatten().to(self.device))
-        for layer, cache in zip(self._layers, self._cache, strict=True):
+        for layer, (keys, values) in zip(self._layers, self.cache.layers, strict=True):
             heads_BGTD = self._heads_of(layer, hidden_EN, cos_DN, sin_DN).view(-1, self._size, count, longest)
             heads_BGTD = heads_BGTD.permute(2, 0, 3, 1)
             query, key, value = torch.split(heads_BGTD, [self._heads, self._kv_heads, self._kv_heads], dim=1)
-            cache[0, rows, :, :longest], cache[1, rows, :, :longest] = key, value
+            keys[rows, :, :longest], values[rows, :, :longest] = key, value
             mixed_BHTD = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=self._heads != self._kv_heads
             )
@@ -107,33 +105,29 @@ class FusedDecoder:
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """One more token for rows 0 to B-1, each at its own position; logits BV."""
-        count = len(tokens)
+        count, used = len(tokens), round_up(max(positions) + 1)
         padding = [0] * (round_up(count) - count)
         tokens_B = torch.tensor([*tokens, *padding], device=self.device)
         positions_B = torch.tensor([*positions, *padding], device=self.device)
-        rows, used = len(tokens_B), round_up(max(positions) + 1)
-        mask_B11L = torch.zeros((rows, 1, 1, used), dtype=self._cache.dtype, device=self.device)
-        mask_B11L.masked_fill_((self._columns_L[:used] > positions_B[:, None])[:, None, None], float("-inf"))
-        places = (self._places_2RK[:, :rows] * self._length + positions_B[:, None]).flatten()
+        mask_R11L = torch.zeros((count, 1, 1, used), dtype=self._embedding.dtype, device=self.device)
+        unseen_RL = self._columns_L[:used] > positions_B[:count, None]
+        mask_R11L.masked_fill_(unseen_RL[:, None, None], float("-inf"))
+        rows_R = torch.arange(count, device=self.device)
         cos_DB, sin_DB = self._cos_DL[:, positions_B], self._sin_DL[:, positions_B]
         hidden_EB = self._embedded(tokens_B)
-        for layer, cache in zip(self._layers, self._cache, strict=True):
-            heads_BGD = self._heads_of(layer, hidden_EB, cos_DB, sin_DB).permute(2, 0, 1).contiguous()
-            query, key_value = heads_BGD[:, : self._heads], heads_BGD[:, self._heads :]
-            fresh = torch.unflatten(key_value, 1, (2, -1)).transpose(0, 1).reshape(-1, self._size)
-            cache.view(-1, self._size).index_copy_(0, places, fresh)
-            mixed_BKGD = F.scaled_dot_product_attention(
+        for layer, (keys, values) in zip(self._layers, self.cache.layers, strict=True):
+            heads_RGD = self._heads_of(layer, hidden_EB, cos_DB, sin_DB)[..., :count].permute(2, 0, 1).contiguous()
+            query, key, value = torch.split(heads_RGD, [self._heads, self._kv_heads, self._kv_heads], dim=1)
+            keys.transpose(1, 2).index_put_((rows_R, positions_B[:count]), key)
+            values.transpose(1, 2).index_put_((rows_R, positions_B[:count]), value)
+            mixed_RKGD = F.scaled_dot_product_attention(
                 torch.unflatten(query, 1, (self._kv_heads, -1)),
-                cache[0, :rows, :, :used],
-                cache[1, :rows, :, :used],
-                attn_mask=mask_B11L,
+                keys[:count, :, :used],
+                values[:count, :, :used],
+                attn_mask=mask_R11L,
             )
-            self._rest(layer, hidden_EB, mixed_BKGD.flatten(1).t())
+            self._rest(layer, hidden_EB, F.pad(mixed_RKGD.flatten(1), (0, 0, 0, len(padding))).t())
         return self._logits(hidden_EB, count)
-
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """Give `target` the first `length` columns of `source`."""
-        self._cache[:, :, target, :, :length] = self._cache[:, :, source, :, :length]
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():

@@ -5,6 +5,7 @@ how servers are installed and started.
 """
 
 import json
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,43 @@ from rollouts_core.inference.replicas import SupervisedServers
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 
 
-def engine_for(config: EngineConfig, model: Any, max_length: int, servers: Path | None) -> InferenceEngine:
+def engine_for(
+    config: EngineConfig, model: Any, tokenizer: Any, max_length: int, servers: Path | None
+) -> InferenceEngine:
     """Made in the event loop that it is used in. `model` is the trainer's; `servers` the directory of its servers' job.
 
     Raises `BadInput` where a config asks for servers and there are none.
     """
     if config.kind == "embedded":
-        return EmbeddedEngine(TorchEngine(copy_of(model), max_length, config.max_running_requests))
+        return embedded_engine(config, copy_of(model), tokenizer, max_length)
     if servers is None or not servers.is_dir():
         raise BadInput(f"engine.kind is {config.kind}, and nobody has started servers for this job ({servers})")
+    _check_names(model, config.kind)
     limits = ModelLimits(max_length, model.config.vocab_size, shapes_of(dict(model.named_parameters())))
     memory = Path(json.loads((servers / "spec.json").read_text())["memory"])
-    engine: InferenceEngine = import_module(f"rollouts_core.inference.{config.kind}").create(
+    remote: InferenceEngine = import_module(f"rollouts_core.inference.{config.kind}").create(
         config, SupervisedServers(servers), limits, memory
     )
-    return engine
+    return remote
+
+
+def _check_names(model: Any, kind: str) -> None:
+    """Raises `BadInput` where transformers joins weights that lie apart in the files: servers know them by the files'
+    names, and would go on with their old experts."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = dict(model.named_parameters())
+    if revert_weight_conversion(model, own).keys() != own.keys():
+        raise BadInput(
+            f"engine.kind {kind}: the weights of {model.config.model_type} have other names here than in its files, "
+            "and new weights can't be given to servers yet; use the embedded engine"
+        )
+
+
+def embedded_engine(config: EngineConfig, model: Any, tokenizer: Any, max_length: int) -> EmbeddedEngine:
+    """Over a model that is the engine's own from here on."""
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return EmbeddedEngine(TorchEngine(model, max_length, config.max_running_requests, config.cache_gib, decode))
 
 
 def shares_device(config: EngineConfig, servers: Path | None) -> bool:

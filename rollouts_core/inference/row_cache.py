@@ -1,30 +1,42 @@
 """Generation with any transformers model that speaks the Cache interface, for those `fused` does not know.
 
-Decision: a request is a row of the cache, so that a decoding step reads rows as one slice, without gathering. One spare
-column beyond the context takes what padding writes; nothing ever attends to it.
+Decision: attention is ours, as in training, and the rest of the model its own. So windows, soft caps and sinks are
+computed by the same function there and here, and keys and values lie where `CacheRows` keeps them. A model whose layers
+do not hand a pass's keyword arguments on to their attention is refused.
 
-Legend: B rows of this forward pass, T new tokens, H key-value heads, D head size, L cached columns in use, V
+Legend: B rows of this forward pass, T new tokens, K key-value heads, D head size, L cached columns in use, V
 vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
-from transformers import Cache, PretrainedConfig
+import torch.nn.functional as F
+from transformers import AttentionInterface, Cache
 
+from rollouts_core.errors import BadInput
+from rollouts_core.inference.attention import attend, scores_of
+from rollouts_core.inference.cache_rows import CacheRows, LayerShape
 from rollouts_core.inference.tiles import TILE, round_up
+
+NAME = "rollouts_cached"
 
 
 class CachedDecoder:
     """Prefills and decodes rows with the model's own forward pass. Fits `torch_engine.Decoder`."""
 
-    def __init__(self, model: nn.Module, rows: int, length: int) -> None:
+    def __init__(self, model: Any, length: int) -> None:
+        """Raises `BadInput` where the model's attention can't be ours."""
+        AttentionInterface.register(NAME, _attention)
+        model.set_attn_implementation(NAME)
+        if model.config._attn_implementation != NAME:
+            raise BadInput(f"{model.config.model_type} does not take attention from transformers' interface")
         self._model = model
         first = next(model.parameters())
         self.device = first.device
         self.weights = {name: value.detach() for name, value in model.named_parameters()}
-        self._cache = RowCache(model.config, round_up(rows), round_up(length), first.dtype, first.device)
+        self.cache = CacheRows(_layer_shapes(model), first.dtype, first.device)
 
     def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
         """Sequences are padded on the left, so that each one's last token stands in the last column."""
@@ -34,78 +46,122 @@ class CachedDecoder:
         for row, sequence in enumerate(sequences):
             tokens_BT[row, longest - len(sequence) :] = torch.tensor(sequence)
         positions_BT = torch.arange(longest)[None] - (longest - lengths)[:, None]
-        return self._forward(tokens_BT, positions_BT, first_row)
+        return self._forward(tokens_BT, positions_BT, first_row, len(sequences))
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         padding = round_up(len(tokens)) - len(tokens)
         tokens_B1 = torch.tensor([*tokens, *[0] * padding])[:, None]
         positions_B1 = torch.tensor([*positions, *[-1] * padding])[:, None]
-        return self._forward(tokens_B1, positions_B1, 0)[: len(tokens)]
-
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        self._cache.copy_row(source, target)
+        return self._forward(tokens_B1, positions_B1, 0, len(tokens))
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, own in self.weights.items():
                 own.copy_(weights[name])
 
-    def _forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, first_row: int) -> torch.Tensor:
-        """Logits BV behind the last column. Negative positions are padding."""
+    def _forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, first_row: int, count: int) -> torch.Tensor:
+        """Logits BV behind the last column of the first `count` rows. Negative positions are padding."""
         positions_BT = positions_BT.to(self.device)
-        used = round_up(int(positions_BT.max()) + 1)
-        padding_BT = positions_BT < 0
-        self._cache.aim(first_row, positions_BT.masked_fill(padding_BT, self._cache.length), used)
-        visible_BTL = torch.arange(used, device=self.device) <= positions_BT.clamp(min=0)[..., None]
-        dtype = self._cache.keys.dtype
-        mask_B1TL = torch.zeros(visible_BTL.shape, dtype=dtype, device=self.device)
-        mask_B1TL = mask_B1TL.masked_fill(~visible_BTL, torch.finfo(dtype).min)[:, None]
         logits_BTV: torch.Tensor = self._model(
             input_ids=tokens_BT.to(self.device),
             position_ids=positions_BT.clamp(min=0),
-            attention_mask=mask_B1TL,
-            past_key_values=self._cache,
+            past_key_values=_Pass(self.cache, positions_BT[:count], first_row),
+            rows=_Rows(positions_BT[:count]),
             use_cache=True,
             logits_to_keep=min(tokens_BT.shape[1], TILE),
         ).logits
-        return logits_BTV[:, -1]
+        return logits_BTV[:count, -1]
 
 
-class RowCache(Cache):  # type: ignore[misc]
-    """Keys and values of up to `rows` requests of up to `length` tokens."""
+class _Rows:
+    """Which columns the tokens of a pass see; the same for all layers with one window."""
 
-    def __init__(self, config: PretrainedConfig, rows: int, length: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, positions_BT: torch.Tensor) -> None:
+        self._positions_BT1 = positions_BT.clamp(min=0)[..., None]
+        self.count = len(positions_BT)
+        self._columns_L = torch.arange(round_up(int(positions_BT.max()) + 1), device=positions_BT.device)
+        self._allowed: dict[int | None, torch.Tensor] = {}
+
+    def allowed(self, window: int | None) -> torch.Tensor:
+        """B1TL"""
+        if window not in self._allowed:
+            allowed_BTL = self._columns_L <= self._positions_BT1
+            if window is not None:
+                allowed_BTL = allowed_BTL & (self._columns_L > self._positions_BT1 - window)
+            self._allowed[window] = allowed_BTL[:, None]
+        return self._allowed[window]
+
+
+class _Pass(Cache):  # type: ignore[misc]
+    """One forward pass over the rows, as transformers' layers see it."""
+
+    def __init__(self, cache: CacheRows, positions_BT: torch.Tensor, first_row: int) -> None:
         super().__init__(layers=[])
-        heads = config.num_key_value_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, rows, length + 1, heads, size)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.length = length
-        self._first, self._used = 0, 0
-        self._columns_BT = torch.zeros((0, 0), dtype=torch.long, device=device)
-        self._rows_B1 = torch.zeros((0, 1), dtype=torch.long, device=device)
-
-    def aim(self, first_row: int, columns_BT: torch.Tensor, used: int) -> None:
-        """Say where the next forward pass writes: its rows begin at `first_row`; it then sees `used` columns."""
-        self._first, self._used, self._columns_BT = first_row, used, columns_BT
-        self._rows_B1 = torch.arange(first_row, first_row + len(columns_BT), device=columns_BT.device)[:, None]
+        self._cache, self._first, self._count = cache, first_row, len(positions_BT)
+        self._used = round_up(int(positions_BT.max()) + 1)
+        self._real = torch.nonzero(positions_BT >= 0, as_tuple=True)
+        self._places = (self._real[0] + first_row, positions_BT[self._real])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write BHTD keys and values, return BHLD views of all that these rows hold."""
-        rows = slice(self._first, self._first + len(self._columns_BT))
-        self.keys[layer_idx].index_put_((self._rows_B1, self._columns_BT), key_states.transpose(1, 2))
-        self.values[layer_idx].index_put_((self._rows_B1, self._columns_BT), value_states.transpose(1, 2))
-        return (
-            self.keys[layer_idx, rows, : self._used].transpose(1, 2),
-            self.values[layer_idx, rows, : self._used].transpose(1, 2),
-        )
-
-    def copy_row(self, source: int, target: int) -> None:
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+        """Write BKTD keys and values, return BKLD views of all that these rows hold."""
+        rows = slice(self._first, self._first + self._count)
+        for cached, fresh in zip(self._cache.layers[layer_idx], (key_states, value_states), strict=True):
+            cached.transpose(1, 2).index_put_(self._places, fresh.transpose(1, 2)[self._real])
+        keys, values = self._cache.layers[layer_idx]
+        return keys[rows, :, : self._used], values[rows, :, : self._used]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._used
+
+
+class _Shapes(Cache):  # type: ignore[misc]
+    """Notes what each layer would keep of one token."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.found: dict[int, LayerShape] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.found[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+@torch.inference_mode()
+def _layer_shapes(model: Any) -> list[LayerShape]:
+    """Found by a pass of one token: configs say it in too many ways."""
+    first = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
+    shapes = _Shapes()
+    model(input_ids=first, position_ids=first, past_key_values=shapes, rows=_Rows(first), use_cache=True)
+    if sorted(shapes.found) != list(range(len(shapes.found))) or not shapes.found:
+        raise BadInput(f"{model.config.model_type} has layers without keys and values, which are not cached here")
+    return [shapes.found[number] for number in sorted(shapes.found)]
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    *,
+    rows: _Rows | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    """Fits transformers' attention interface: BHTD in, BTHD out. Rows that are padding get zeros."""
+    if rows is None:
+        raise BadInput("the model does not hand a pass's keyword arguments on to its attention")
+    allowed = rows.allowed(sliding_window)[..., : key.shape[2]]
+    scores = scores_of(query, scaling, sliding_window, softcap, s_aux)
+    mixed_BTHD = attend(query[: rows.count], key, value, allowed, scores).transpose(1, 2)
+    return F.pad(mixed_BTHD, (0, 0, 0, 0, 0, 0, 0, len(query) - rows.count)), None

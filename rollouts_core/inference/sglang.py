@@ -209,6 +209,10 @@ def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
             "skip_special_tokens": False,
             "no_stop_trim": True,
             "sampling_seed": request.seed % 2**31,
+            "top_p": request.truncation.top_p,
+            "top_k": request.truncation.top_k or -1,
+            "min_p": request.truncation.min_p,
+            "stop": list(request.stop),
         },
     }
 

@@ -1,9 +1,12 @@
 """The embedded engine's inside: torch in this process, with a key-value cache and continuous batching.
 
-A request waits until a row is free, is prefilled together with the others admitted in the same turn, and from then on
-decodes one token per turn with everything that is running; its row is free again the moment it ends. Requests with one
-prompt, as a group's samples are, are prefilled once. It is what runs where there is neither GPU nor SGLang, and the
-reference the other engines are compared with.
+A request waits until there is room for all its tokens, is prefilled together with the others admitted in the same turn,
+and from then on decodes one token per turn with everything that is running; its row is free again the moment it ends.
+Requests with one prompt, as a group's samples are, are prefilled once. It is what runs where there is neither GPU nor
+SGLang, and the reference the other engines are compared with.
+
+Decision: requests are admitted by tokens. Room is counted for the longest answer that each may give, so that none that
+has begun must give way to another and be read again, which would change its bits. Memory is taken as answers grow.
 
 Decision: running requests occupy rows 0 to n-1; when one ends, the last row moves into its place.
 
@@ -18,7 +21,7 @@ Legend: B requests of this forward pass, V vocabulary.
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +29,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from rollouts_core.errors import BadInput
+from rollouts_core.inference.cache_rows import CacheRows
 from rollouts_core.inference.engine import (
     Completion,
     FinishReason,
@@ -36,19 +42,26 @@ from rollouts_core.inference.engine import (
     check_weights,
     shapes_of,
 )
+from rollouts_core.inference.families import problems_of
 from rollouts_core.inference.fused import FusedDecoder, is_fusable
 from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
 from rollouts_core.inference.tiles import round_up
+from rollouts_core.memory import GIB, free_bytes
 
 PREFILL_TOKENS = 16384
 """Prompts admitted in one turn, in tokens with their padding; at least one is."""
+MARGIN = 8
+"""Tokens before a stop text that are decoded with it: some give no text of their own."""
+SHARE_OF_FREE = 1 / 3
+"""Of free memory that keys and values may take; the rest is the trainer's."""
 
 
 class Decoder(Protocol):
-    """A model with a cache of rows."""
+    """A model with a cache of rows, which has room for what it is asked for."""
 
     device: torch.device
+    cache: CacheRows
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -59,9 +72,6 @@ class Decoder(Protocol):
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """One more token for rows 0 to B-1, each at its own position; logits BV."""
-
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """Give `target` what `source` holds of its first `length` tokens."""
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights; names and shapes have been checked."""
@@ -79,6 +89,11 @@ class _Running:
         return (*self.request.prompt_tokens, *self.request.generated, *self.tokens)
 
     @property
+    def most_columns(self) -> int:
+        """Of its row, when its answer is as long as it may be."""
+        return round_up(len(self.request.prompt_tokens) + self.request.max_new_tokens)
+
+    @property
     def drawn(self) -> int:
         """Tokens of the answer so far, those of earlier tries included."""
         return len(self.request.generated) + len(self.tokens)
@@ -92,13 +107,28 @@ class _Running:
 class TorchEngine:
     """Serves a transformers causal language model. Not for several threads at once."""
 
-    def __init__(self, model: Any, max_length: int, max_running_requests: int = 256) -> None:
-        """`max_length`: the context, prompt and answer together. The engine owns the model from here on."""
+    def __init__(
+        self,
+        model: Any,
+        max_length: int,
+        max_running_requests: int = 256,
+        cache_gib: float | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """`max_length`: the context, prompt and answer together. The engine owns the model from here on.
+
+        `cache_gib`: memory for keys and values; None: a third of what is free now. `decode`: text of token ids, for
+        requests that stop at texts. Raises `BadInput` where the memory does not hold one request, or where the model's
+        attention is none that this computes.
+        """
+        if problems := problems_of(model.config.to_dict()):
+            raise BadInput(problems)
         shapes = shapes_of(dict(model.named_parameters()))
         self.limits = ModelLimits(max_length, model.config.vocab_size, shapes)
-        self._rows = max_running_requests
+        self._rows, self._decode = max_running_requests, decode
         make: type[FusedDecoder] | type[CachedDecoder] = FusedDecoder if is_fusable(model) else CachedDecoder
-        self._decoder: Decoder = make(model.eval().requires_grad_(False), max_running_requests, max_length)
+        self._decoder: Decoder = make(model.eval().requires_grad_(False), max_length)
+        self._room = _tokens_that_fit(self._decoder, max_length, cache_gib)
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
         self._finished: dict[str, Completion] = {}
@@ -129,6 +159,8 @@ class TorchEngine:
         """Queue requests for `step`, or none when one is wrong."""
         for request in requests:
             check_request(request, self.limits)
+            if request.stop and self._decode is None:
+                raise BadInput(f"request {request.request_id} stops at texts, and the engine was made without `decode`")
         self._waiting.extend(_Running(request) for request in requests)
 
     @torch.inference_mode()
@@ -136,6 +168,8 @@ class TorchEngine:
         """Admit what fits, make one token for everything that runs, and return what ended."""
         before = set(self._finished)
         admitted = self._admitted()
+        if self._running or admitted:
+            self._make_room(admitted)
         if self._running:
             tokens = [entry.tokens[-1] for entry in self._running]
             positions = [entry.position for entry in self._running]
@@ -174,17 +208,32 @@ class TorchEngine:
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file, device=str(self._decoder.device))
         own = self._decoder.weights
+        if not own.keys() <= weights.keys():  # transformers joins what lies apart in the files: experts, mostly
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+            weights = {name: value.detach() for name, value in model.named_parameters()}
         self.update_weights({name: tensor for name, tensor in weights.items() if name in own}, version)
 
     def _admitted(self) -> list[_Running]:
         admitted: list[_Running] = []
         longest = 0
-        while self._waiting and len(self._running) + len(admitted) < self._rows:
-            longest = max(longest, round_up(len(self._waiting[0].sequence)))
+        columns = max((entry.most_columns for entry in self._running), default=0)
+        while self._waiting and (rows := len(self._running) + len(admitted)) < self._rows:
+            first = self._waiting[0]
+            columns, longest = max(columns, first.most_columns), max(longest, round_up(len(first.sequence)))
+            if rows and (rows + 1) * columns > self._room:
+                break
             if admitted and longest * (len(admitted) + 1) > PREFILL_TOKENS:
                 break
             admitted.append(self._waiting.popleft())
         return admitted
+
+    def _make_room(self, admitted: Sequence[_Running]) -> None:
+        """For what this turn writes."""
+        there = [*self._running, *admitted]
+        read = [round_up(len(entry.sequence)) for entry in admitted]
+        columns = max([*read, *(entry.position + 1 for entry in self._running)])
+        most = max(entry.most_columns for entry in there)
+        self._decoder.cache.make_room(len(there), columns, self._rows, most, self._room)
 
     def _prefill(self, admitted: list[_Running]) -> None:
         """Each sequence once; who shares it gets a copy of its row."""
@@ -198,7 +247,7 @@ class TorchEngine:
             if placed[number] is None:
                 placed[number] = entry
             else:
-                self._decoder.copy_row(first + number, first + len(placed), len(entry.sequence))
+                self._decoder.cache.copy_row(first + number, first + len(placed), len(entry.sequence))
                 placed.append(entry)
         entries = [entry for entry in placed if entry is not None]
         chosen = torch.tensor([source[entry.sequence] for entry in entries], device=logits_UV.device)
@@ -210,7 +259,8 @@ class TorchEngine:
         counts_B = np.array([entry.drawn for entry in entries], np.uint64)
         uniforms_B = torch.from_numpy(uniform_draws(seeds_B, counts_B)).to(logits_BV.device)
         temperatures_B = torch.tensor([entry.request.temperature for entry in entries], device=logits_BV.device)
-        tokens_B, logprobs_B = sample_tokens(logits_BV, temperatures_B, uniforms_B)
+        truncations = [entry.request.truncation for entry in entries]
+        tokens_B, logprobs_B = sample_tokens(logits_BV, temperatures_B, uniforms_B, truncations)
         for entry, token, log_prob in zip(entries, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
             entry.tokens.append(token)
             entry.log_probs.append(log_prob)
@@ -219,13 +269,21 @@ class TorchEngine:
     def _retire(self) -> None:
         for row in reversed(range(len(self._running))):
             entry = self._running[row]
-            if entry.tokens[-1] in entry.request.stop_token_ids:
+            if entry.tokens[-1] in entry.request.stop_token_ids or self._has_said_stop(entry):
                 self._finish(entry, "stop")
             elif entry.drawn == entry.request.max_new_tokens:
                 self._finish(entry, "length")
             else:
                 continue
             self._free(row)
+
+    def _has_said_stop(self, entry: _Running) -> bool:
+        """Only the end is looked at: what came before was, a token ago."""
+        if not entry.request.stop or self._decode is None:
+            return False
+        longest = max(len(text.encode()) for text in entry.request.stop)
+        said = self._decode([*entry.request.generated, *entry.tokens][-longest - MARGIN :])
+        return any(text in said for text in entry.request.stop)
 
     def _finish(self, entry: _Running, reason: FinishReason) -> None:
         self._finished[entry.request.request_id] = Completion(
@@ -236,11 +294,23 @@ class TorchEngine:
         last = self._running.pop()
         if row < len(self._running):
             self._running[row] = last
-            self._decoder.copy_row(len(self._running), row, last.position)
+            self._decoder.cache.copy_row(len(self._running), row, last.position)
 
 
 def copy_of(model: Any) -> Any:
     """The same model with its own weights, for an engine beside the trainer."""
-    copied = copy.deepcopy(model).requires_grad_(False)
-    copied.set_attn_implementation("sdpa")
-    return copied
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def _tokens_that_fit(decoder: Decoder, max_length: int, cache_gib: float | None) -> int:
+    """Raises `BadInput` where it is less than one request may have."""
+    free, per_token = free_bytes(decoder.device), decoder.cache.bytes_per_token
+    allowed = int(free * SHARE_OF_FREE if cache_gib is None else cache_gib * GIB)
+    if allowed < (needed := round_up(max_length) * per_token):
+        given = f"a third of the {free / GIB:.1f} GiB that are free" if cache_gib is None else "engine.cache_gib"
+        raise BadInput(
+            f"the embedded engine needs {needed / GIB:.2f} GiB for keys and values of one request of data.max_length "
+            f"{max_length} ({per_token:,} bytes a token), and may take {allowed / GIB:.2f} GiB ({given}): lower "
+            "data.max_length, set engine.cache_gib, or take a machine with more memory"
+        )
+    return allowed // per_token

@@ -6,7 +6,9 @@ version under which it was asked for.
 
 Several servers have no router before them: a request goes where its session went, else where the fewest are under way.
 Weights come by files alone. A server must run with VLLM_SERVER_DEV_MODE=1, which opens these calls, and with
---logprobs-mode processed_logprobs: otherwise log-probabilities are those before the temperature.
+--logprobs-mode processed_logprobs: otherwise log-probabilities are those before the temperature. With it, those of a
+request with a truncation are of what the truncation kept, which the trainer doesn't know; so configs that train refuse
+the two together.
 """
 
 from collections import Counter
@@ -188,8 +190,10 @@ class VLLMEngine:
             "logprobs": 0,
             "return_token_ids": True,
             "add_special_tokens": False,
-            "top_p": 1.0,
-            "top_k": 0,
+            "top_p": request.truncation.top_p,
+            "top_k": request.truncation.top_k,
+            "min_p": request.truncation.min_p,
+            "stop": list(request.stop),
             "repetition_penalty": 1.0,
         }
 

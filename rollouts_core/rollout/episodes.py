@@ -83,8 +83,12 @@ async def play(
         half = halves.pop() if halves else None
         return await ask(replace(request, generated=half.tokens) if half else request, half)
 
+    endpoint = EngineEndpoint(
+        generate, acting.form, acting.max_length, name, seed, config.temperature, config.truncation, config.stop,
+        prompt.tokens,
+    )  # fmt: skip
     run = RunConfig(
-        EngineEndpoint(generate, acting.form, acting.max_length, name, seed, config.temperature, prompt.tokens),
+        endpoint,
         acting.environment,
         acting.max_turns,
         config.max_new_tokens,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.turns import stop_tokens
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.rewards.scoring import compute_reward, rewarded
 from rollouts_core.rollout.groups import Group, request_for, to_sample
@@ -24,7 +25,7 @@ def generate_samples(
     epoch, a prompt may stand in it twice; its samples are then numbered on.
     """
     groups = new_groups(prompts, step, 0, config.n_samples_per_prompt)
-    stop = (tokenizer.eos_token_id,)
+    stop = stop_tokens(tokenizer)
     numbers = range(config.n_samples_per_prompt)
     completions = engine.generate([request_for(group, number, config, stop) for group in groups for number in numbers])
     texts = tokenizer.batch_decode([completion.tokens for completion in completions], skip_special_tokens=True)

@@ -109,6 +109,8 @@ def request_for(group: Group, number: int, config: RolloutConfig, stop: tuple[in
         max_new_tokens=config.max_new_tokens,
         stop_token_ids=stop,
         temperature=config.temperature,
+        truncation=config.truncation,
+        stop=config.stop,
         seed=seed_of(group, number, config),
         generated=answer.tokens if isinstance(answer, Completion) else (),
         session=group.name,

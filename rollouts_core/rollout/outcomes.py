@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from rollouts_core.concurrency import first_error
+from rollouts_core.data.turns import stop_tokens
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine
 from rollouts_core.rollout.answers import SampleFailed, answer_of
@@ -82,7 +83,7 @@ class Workshop:
         return Outcome(group, tuple(samples), refusing[0] if refusing else "")
 
     async def _answered(self, group: Group, counts: Counts) -> Group:
-        stop = (self.tokenizer.eos_token_id,)
+        stop = stop_tokens(self.tokenizer)
         answers = list(group.answers)
 
         async def answer(number: int) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rollouts_core.inference.engine import EVERYTHING, Truncation
 from rollouts_core.rewards.scoring import ScoringSettings
 
 
@@ -15,6 +16,9 @@ class RolloutConfig:
     max_new_tokens: int
     temperature: float
     seed: int
+    truncation: Truncation = EVERYTHING
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer."""
     over_sampling_factor: float = 1.0
     """Groups under way for each group of the batch."""
     max_concurrent_samples: int = 1024

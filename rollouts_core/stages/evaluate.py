@@ -11,16 +11,17 @@ from typing import Any
 
 import anyio
 
+from rollouts_core.config import EngineConfig
 from rollouts_core.data.prompts import check_room
 from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.data.turns import stop_tokens
 from rollouts_core.errors import RolloutsError
 from rollouts_core.evaluation.report import EvaluationReport, report_of
 from rollouts_core.evaluation.results import EvaluationJournal, Result, write_results
 from rollouts_core.evaluation.run import EvaluationSettings, evaluate_prompts
-from rollouts_core.inference.embedded import EmbeddedEngine
-from rollouts_core.inference.engine import Completion, GenerationRequest
-from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.inference.engine import Completion, GenerationRequest, Truncation
+from rollouts_core.inference.registry import embedded_engine
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.answers import answer_of
@@ -34,7 +35,6 @@ from rollouts_core.stages.specs import EvaluateSpec
 from rollouts_core.stages.workspace import Work
 from rollouts_core.types import Prompt, Sample
 
-RUNNING_REQUESTS = 256
 TOLD = 50
 """How often progress is told of."""
 ROUND = 0
@@ -74,13 +74,15 @@ async def _results(
     work: Work, spec: EvaluateSpec, tokenizer: Any, prompts: list[Prompt], acting: Acting | None
 ) -> list[Result]:
     wanted, location = spec.evaluation, work.stage.external["score"].location
-    engine = EmbeddedEngine(TorchEngine(first_policy(work, spec, tokenizer), spec.max_length, RUNNING_REQUESTS))
+    engine = embedded_engine(EngineConfig(), first_policy(work, spec, tokenizer), tokenizer, spec.max_length)
     config = RolloutConfig(
         batch_size=len(prompts),
         n_samples_per_prompt=wanted.samples_per_prompt,
         max_new_tokens=wanted.max_new_tokens,
         temperature=wanted.temperature,
         seed=spec.seed,
+        truncation=Truncation(wanted.top_p, wanted.top_k, wanted.min_p),
+        stop=wanted.stop,
     )
 
     async def ask(request: GenerationRequest, there: Completion | None) -> Completion:
@@ -88,7 +90,7 @@ async def _results(
 
     async def answer(prompt: Prompt, number: int) -> Answer:
         group = Group(ROUND, prompt.source_row, 0, prompt, (None,) * wanted.samples_per_prompt)
-        return await answer_group_member(group, number, ask, config, (tokenizer.eos_token_id,), acting)
+        return await answer_group_member(group, number, ask, config, stop_tokens(tokenizer), acting)
 
     def to_samples(prompt: Prompt, number: int, made: Answer) -> list[Sample]:
         return answer_samples(prompt, 0, number, made, tokenizer)

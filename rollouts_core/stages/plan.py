@@ -13,6 +13,7 @@ from rollouts_core.config.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.environments.registry import identify_environment
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.published import problems_with
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizeSpec
@@ -191,7 +192,7 @@ def _identify(config: PipelineConfig) -> Externals:
         role: (f"data.{role}", partial(identify_source, source)) for role, source in _sources(config).items()
     }
     if isinstance(config.model, PretrainedModel):
-        looks["model"] = ("model.name", partial(identify_model, config.model))
+        looks["model"] = ("model.name", partial(_whole_model, config.model))
     if config.rl is not None:
         looks["reward"] = ("rl.reward", partial(identify_reward, config.rl.reward))
         if isinstance(config.rl.algorithm, CustomAlgorithm):
@@ -215,6 +216,13 @@ def _identify(config: PipelineConfig) -> Externals:
     if problems:
         raise BadInput(problems, f"config {config.name}")
     return found
+
+
+def _whole_model(model: PretrainedModel) -> External:
+    """Raises `BadInput` where a model that lies here can't be trained."""
+    if problems := problems_with(model.name):
+        raise BadInput(problems)
+    return identify_model(model)
 
 
 def _sources(config: PipelineConfig) -> dict[str, Source]:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.embedded import EmbeddedEngine
-from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.inference.registry import embedded_engine
 from rollouts_core.metrics.loggers import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
@@ -90,10 +89,10 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
         model = first_policy(work, spec, tokenizer)
-        engine = TorchEngine(model, spec.max_length, spec.engine.max_running_requests)
+        engine = embedded_engine(spec.engine, model, tokenizer, spec.max_length)
         acting = acting_of(segment, spec.environment, tokenizer, spec.max_length)
         make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(work, spec), None, acting)
-        with generating(lambda: EmbeddedEngine(engine), make_manager, same_thread=True) as rollouts:
+        with generating(lambda: engine, make_manager, same_thread=True) as rollouts:
             version = 0
             if spec.start > 0:
                 state = work.inputs["policy"] / "state"

@@ -16,7 +16,7 @@ from typing import Any
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of, read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.inference.engine import InferenceEngine
+from rollouts_core.inference.engine import InferenceEngine, Truncation
 from rollouts_core.inference.registry import engine_for, shares_device
 from rollouts_core.metrics.health import Warnings
 from rollouts_core.metrics.loggers import JSONLLogger, keep_steps
@@ -135,7 +135,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     journal = RolloutJournal(work.scratch / "rollouts")
     acting = acting_of(work.stage, spec.environment, tokenizer, spec.max_length)
     make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal, acting)
-    make_engine = partial(engine_for, spec.engine, model, spec.max_length, work.session.servers)
+    make_engine = partial(engine_for, spec.engine, model, tokenizer, spec.max_length, work.session.servers)
     colocated = shares_device(spec.engine, work.session.servers)
     same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated, same_thread))
@@ -216,6 +216,8 @@ def rollout_config(spec: RLSpec, reward: str) -> RolloutConfig:
         max_new_tokens=training.max_new_tokens,
         temperature=training.temperature,
         seed=spec.seed,
+        truncation=Truncation(training.top_p, training.top_k, training.min_p),
+        stop=training.stop,
         over_sampling_factor=rollouts.over_sampling_factor,
         max_concurrent_samples=rollouts.max_concurrent_samples,
         max_staleness=rollouts.max_staleness,

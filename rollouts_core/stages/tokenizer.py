@@ -6,6 +6,7 @@ from typing import Any
 
 from rollouts_core.data.sources import Begin, FaultyRow, FaultyRows, Row, read_rows
 from rollouts_core.data.tokenizers import call_text, load_tokenizer, save_tokenizer, train_tokenizer
+from rollouts_core.data.turns import stop_tokens
 from rollouts_core.environments.registry import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
@@ -54,7 +55,9 @@ def beginning(stage: Stage, role: str) -> Begin | None:
 def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
     if spec.tokenizer.kind == "pretrained":
         model = work.stage.external["model"]
-        return load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
+        tokenizer = load_tokenizer(model.location, model.identity.get("commit"), spec.tokenizer.trust_remote_code)
+        stop_tokens(tokenizer)
+        return tokenizer
     faulty, problems = list[FaultyRow](), list[str]()
     tokenizer = train_tokenizer(spec.tokenizer, _texts(work, spec, faulty, problems), spec.max_length)
     if faulty or problems:

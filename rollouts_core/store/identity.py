@@ -49,10 +49,7 @@ def identify_source(source: Source) -> External:
 
 def identify_model(model: PretrainedModel) -> External:
     """A local directory by its files, a hub name by its commit. Raises `BadInput` when neither can be had."""
-    directory = Path(model.name)
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise BadInput(f"model.name: {directory} holds no config.json: not a Hugging Face model directory")
+    if Path(model.name).is_dir():
         return _local(model.name)
     return External({"commit": _hub_commit("model", model.name, model.revision)}, model.name)
 

@@ -17,7 +17,7 @@ each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.attention import Scores, attend, scores_of
 
 NAME = "rollouts_packed"
 Places = npt.NDArray[np.int64]
@@ -55,9 +56,9 @@ class Attention(Protocol):
     """How the tokens of one packed row attend to each other; the same for all layers of a pass."""
 
     def __call__(
-        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
+        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
-        """NHD; each token sees at most the last `window` ones."""
+        """NHD"""
 
 
 def attention_over(spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> Attention:
@@ -93,6 +94,7 @@ class _Variable:
     """CUDA's kernel for rows of any length."""
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self._spans, self._device = spans, device
         self._longest_query = max(span.queries for span in spans)
         self._longest_keys = max(span.keys for span in spans)
         self._query_ends = _ends([span.queries for span in spans], device)
@@ -101,18 +103,28 @@ class _Variable:
         self._keys = _all_keys(spans).to(device) if shared else None
 
     def __call__(
-        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
+        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
+        if not scores.is_plain:
+            return self._padded(query_NHD, key_NKD, value_NKD, scores)
+        width = value_NKD.shape[-1]
+        value_NKD = F.pad(value_NKD, (0, max(0, query_NHD.shape[-1] - width)))
         if self._keys is not None:
             key_NKD, value_NKD = key_NKD.index_select(0, self._keys), value_NKD.index_select(0, self._keys)
         mixed_NHD = varlen_attn(
             query_NHD, key_NKD, value_NKD, self._query_ends, self._key_ends, self._longest_query, self._longest_keys,
-            scale=scale, window_size=((window or 0) - 1, 0), enable_gqa=query_NHD.shape[1] != key_NKD.shape[1],
+            scale=scores.scale, window_size=((scores.window or 0) - 1, 0),
+            enable_gqa=query_NHD.shape[1] != key_NKD.shape[1],
         )  # fmt: skip
         assert isinstance(mixed_NHD, torch.Tensor), "no further outputs were asked for"
-        return mixed_NHD
+        return mixed_NHD[..., :width]
+
+    @cached_property
+    def _padded(self) -> "_Padded":
+        """For scores that the kernel does not compute."""
+        return _Padded(self._spans, self._device)
 
 
 @dataclass(frozen=True)
@@ -142,9 +154,9 @@ class _Padded:
         self._place_N = torch.from_numpy(place_N).to(device)
 
     def __call__(
-        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scale: float, window: int | None
+        self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
-        mixed = [self._attend(block, query_NHD, key_NKD, value_NKD, scale, window) for block in self._blocks]
+        mixed = [self._attend(block, query_NHD, key_NKD, value_NKD, scores) for block in self._blocks]
         return torch.cat(mixed).index_select(0, self._place_N)
 
     def _attend(
@@ -153,17 +165,12 @@ class _Padded:
         query_NHD: torch.Tensor,
         key_NKD: torch.Tensor,
         value_NKD: torch.Tensor,
-        scale: float,
-        window: int | None,
+        scores: Scores,
     ) -> torch.Tensor:
         query = _rows(query_NHD, block.queries_RQ, block.rows)
         key, value = (_rows(whole, block.keys_RL, block.rows) for whole in (key_NKD, value_NKD))
-        allowed = _allowed(block.offsets, query.shape[2], key.shape[2], window, query.device)
-        mixed_RHQD = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed, is_causal=allowed is None, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-        return mixed_RHQD.transpose(1, 2).flatten(0, 1)
+        allowed = _allowed(block.offsets, query.shape[2], key.shape[2], scores.window, query.device)
+        return attend(query, key, value, allowed, scores).transpose(1, 2).flatten(0, 1)
 
 
 def _attention(
@@ -184,13 +191,11 @@ def _attention(
     """Fits transformers' attention interface: 1HND in, 1NHD out."""
     if attention is None:
         raise BadInput("the model does not hand a pass's keyword arguments on to its attention")
-    if dropout or softcap is not None or s_aux is not None:
-        raise BadInput(
-            "the model's attention has dropout, a soft cap or sinks, which packed attention does not compute"
-        )
+    if dropout:
+        raise BadInput("the model's attention has dropout, which packed attention does not compute")
     query_NHD, key_NKD, value_NKD = (whole[0].transpose(0, 1) for whole in (query, key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attention(query_NHD, key_NKD, value_NKD, scale, sliding_window)[None], None
+    scores = scores_of(query, scaling, sliding_window, softcap, s_aux)
+    return attention(query_NHD, key_NKD, value_NKD, scores)[None], None
 
 
 @lru_cache(maxsize=4)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import Qwen2Config
 
 from rollouts_core import config as config_module
@@ -31,6 +33,7 @@ PLACES = {
 """Where in the config a part stands."""
 
 SOURCES = ("Jsonl", "Parquet", "Arrow", "HubDataset")
+DRAWING = ("RLConfig", "EvaluationConfig")
 CLIPPED = ("GRPO", "DrGRPO", "DAPO", "GSPO", "ReinforcePlusPlus", "MaxRL", "PPO", "CustomAlgorithm")
 CHANGES: dict[str, Any] = {
     "PipelineConfig.name": "other", "PipelineConfig.seed": 5,
@@ -73,7 +76,7 @@ CHANGES: dict[str, Any] = {
     "EngineConfig.max_running_requests": 5, "EngineConfig.arguments": ["--quantization", "fp8"],
     "EngineConfig.replicas": 2, "EngineConfig.tensor_parallel": 2, "EngineConfig.data_parallel": 2,
     "EngineConfig.weight_sync": "tensor", "EngineConfig.python": "/usr/bin/python3",
-    "EngineConfig.start_minutes": 5.0, "EngineConfig.hang_seconds": 5.0,
+    "EngineConfig.start_minutes": 5.0, "EngineConfig.cache_gib": 1.5, "EngineConfig.hang_seconds": 5.0,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
     "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
@@ -87,6 +90,8 @@ CHANGES: dict[str, Any] = {
     "EvaluationConfig.temperature": 0.5, "EvaluationConfig.pass_at": [1], "EvaluationConfig.slices": ["level"],
     "EvaluationConfig.failures_allowed": 0.5, "EvaluationConfig.during_rl": True,
     "EvaluationConfig.reward_seconds": 5.0,
+    **{f"{part}.top_p": 0.9 for part in DRAWING}, **{f"{part}.top_k": 20 for part in DRAWING},
+    **{f"{part}.min_p": 0.1 for part in DRAWING}, **{f"{part}.stop": ["="] for part in DRAWING},
     "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
     "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
 }  # fmt: skip
@@ -98,6 +103,7 @@ COPIED = (
 """Inputs by their place: changed to a copy elsewhere, they are the same."""
 CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment", "EvaluationConfig.during_rl", "EnvironmentConfig.name")
 """Operational, but they say which stages there are, or name what is in keys by its content."""
+EMBEDDED_ONLY = "EngineConfig.cache_gib"
 NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
 
@@ -121,6 +127,7 @@ def own_fields() -> list[tuple[str, bool]]:
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     Qwen2Config().save_pretrained(directory)
+    save_file({"model.norm.weight": torch.ones(2)}, directory / "model.safetensors")
     return directory
 
 
@@ -187,6 +194,8 @@ def test_a_field_changes_keys_exactly_when_its_type_says_so(
 ) -> None:
     part, field = name.split(".")
     data = base(part)
+    if name == EMBEDDED_ONLY:
+        data["engine"] = {"kind": "embedded"}
     before = keys(data)
     part_of(data, part)[field] = CHANGES[name]
     changed = keys(data) != before

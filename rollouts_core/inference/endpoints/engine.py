@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
 from rollouts_core.errors import BadInput, ContextOverflow, MalformedAnswer, RolloutsError
-from rollouts_core.inference.engine import Completion, GenerationRequest, joined
+from rollouts_core.inference.engine import EVERYTHING, Completion, GenerationRequest, Truncation, joined
 from rollouts_core.inference.sampling import request_seed
 from rollouts_core.types.episode import AgentState, Answered, Sampled, Usage
 
@@ -43,6 +43,9 @@ class EngineEndpoint:
     seed: int
     """Every draw of the episode follows from it."""
     temperature: float = 1.0
+    truncation: Truncation = EVERYTHING
+    stop: tuple[str, ...] = ()
+    """Texts that end a turn."""
     prompt: Tokens = ()
     """The episode's beginning as tokens, where it is encoded already."""
 
@@ -87,6 +90,8 @@ class EngineEndpoint:
             max_new_tokens=limit,
             stop_token_ids=self.form.stop,
             temperature=self.temperature,
+            truncation=self.truncation,
+            stop=self.stop,
             seed=request_seed(self.seed, state.turn_idx),
             session=self.name,
         )

@@ -33,6 +33,7 @@ OPERATIONAL = {
         "keep_batches",
     },
     "EngineConfig": {
+        "cache_gib",
         "replicas",
         "tensor_parallel",
         "data_parallel",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts_core.data.calls import FORMATS
-from rollouts_core.data.turns import TurnFormat, first_tokens, next_tokens, read_turn, turn_format
+from rollouts_core.data.turns import TurnFormat, first_tokens, next_tokens, read_turn, stop_tokens, turn_format
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Message, ToolCall
 from tests.rollouts_core.data.test_templates import BASE, TOOLS, templates, tokenizer_with
@@ -36,7 +36,23 @@ def spoken(form: TurnFormat, messages: list[Message], turn: Message) -> tuple[in
     before, whole = form.render(messages, prompt=True), form.render([*messages, turn])
     assert whole.startswith(before)
     text = whole[len(before) :].rstrip().removesuffix(form.tokenizer.eos_token)
-    return (*form.tokenizer(text, add_special_tokens=False)["input_ids"], *form.stop)
+    tokens = form.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ended = next((place for place, token in enumerate(tokens) if token in form.stop), len(tokens))
+    return (*tokens[:ended], *(tokens[ended : ended + 1] or form.stop[:1]))
+
+
+def test_an_answer_ends_with_the_end_of_sequence_or_with_what_the_template_ends_a_turn_with() -> None:
+    found = {name: set(form.tokenizer.convert_ids_to_tokens(form.stop)) for name, form in forms(tools=False).items()}
+    assert found["trl/phi3"] == {"</s>", "<|end|>"}
+    assert found["trl/qwen3"] == {"<|im_end|>"}
+    assert all(forms(tools=False)[name].tokenizer.eos_token in stops for name, stops in found.items())
+
+
+def test_a_tokenizer_that_ends_nothing_is_refused() -> None:
+    tokenizer = tokenizer_with("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+    tokenizer.eos_token = None
+    with pytest.raises(BadInput, match="no model could learn to end its answer"):
+        stop_tokens(tokenizer)
 
 
 def test_a_call_is_read_back_from_what_the_template_writes() -> None:

@@ -1,9 +1,11 @@
 """What every engine promises, asked of each: the embedded one, SGLang's server, vLLM's server."""
 
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,18 @@ from rollouts_core.config import EngineConfig
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput, ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
-from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine, ModelLimits, shapes_of
+from rollouts_core.inference.engine import (
+    Completion,
+    GenerationRequest,
+    InferenceEngine,
+    ModelLimits,
+    Truncation,
+    shapes_of,
+)
+from rollouts_core.inference.registry import embedded_engine
 from rollouts_core.inference.replicas import SupervisedServers
+from rollouts_core.inference.sampling import kept_tokens
 from rollouts_core.inference.sglang import SGLangEngine
-from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport
 from rollouts_core.inference.vllm import VLLMEngine
 from rollouts_core.training.reference import reference_server
@@ -124,7 +134,7 @@ def vllm_server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory)
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     kind: str = request.param
     if kind == "embedded":
-        return Served(kind, lambda: EmbeddedEngine(TorchEngine(served_model(), CONTEXT, 64)))
+        return Served(kind, lambda: embedded_engine(EngineConfig(), served_model(), character_tokenizer(), CONTEXT))
     fleet = SupervisedServers(request.getfixturevalue(f"{kind}_server").directory)
     if kind == "sglang":
         return Served(kind, lambda: SGLangEngine(fleet, limits(), DiskTransport(tmp_path)))
@@ -168,6 +178,36 @@ def test_log_probs_are_the_trainers(served: Served, temperature: float) -> None:
         expected = log_probs_by(served_model(), PROMPT, completion.tokens, temperature)
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
         assert completion.weight_versions == (1,) * 16
+
+
+@pytest.mark.parametrize("truncation", [Truncation(top_k=2), Truncation(top_p=0.4), Truncation(min_p=0.5)], ids=str)
+def test_only_what_a_truncation_keeps_is_drawn(served: Served, truncation: Truncation) -> None:
+    """And log-probabilities are the trainer's all the same; vLLM's are of what is kept, so configs refuse to train."""
+    asked = request_of(temperature=0.9, max_new_tokens=24, truncation=truncation)
+    requests = [replace(asked, request_id=str(seed), seed=seed) for seed in range(6)]
+    found = served.run(lambda engine: all_of(engine, requests))
+    for completion in found:
+        sequence = torch.tensor([[*PROMPT, *completion.tokens]])
+        with torch.no_grad():
+            probs = torch.softmax(served_model()(sequence).logits[0, len(PROMPT) - 1 : -1].double() / 0.9, -1)
+        for place, token in enumerate(completion.tokens):
+            assert kept_tokens(probs[place], truncation)[token]
+        if served.kind != "vllm":
+            expected = log_probs_by(served_model(), PROMPT, completion.tokens, 0.9)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
+    assert len({completion.tokens for completion in found}) > 1
+
+
+def test_stops_behind_a_text(served: Served) -> None:
+    """Of two tokens, the second of which ends the answer."""
+    whole = served.run(lambda engine: engine.generate(request_of(max_new_tokens=24)))
+    decode = partial(character_tokenizer().decode, skip_special_tokens=False)
+    texts = ["".join(decode([token]) for token in whole.tokens[place : place + 2]) for place in range(4, 23)]
+    text = next(text for text in texts if re.fullmatch("[0-9+=]{2}", text))
+    stopped = served.run(lambda engine: engine.generate(request_of(max_new_tokens=24, stop=("zzz", text))))
+    upto = next(n for n in range(1, 25) if text in decode(list(whole.tokens[:n])))
+    assert stopped.tokens == whole.tokens[:upto]
+    assert stopped.finish_reason == "stop" and len(stopped.log_probs) == upto
 
 
 @pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)

@@ -5,10 +5,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
-from rollouts_core.errors import ContextOverflow, WeightMismatch
+from rollouts_core.errors import BadInput, ContextOverflow, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import GenerationRequest
-from rollouts_core.inference.torch_engine import TorchEngine
+from rollouts_core.inference.torch_engine import TorchEngine, copy_of
+from rollouts_core.memory import GIB
 from rollouts_core.training.weight_sync import sync_weights_to_engines
 from tests.rollouts_core.models import CONTEXT, SHAPE, VOCABULARY, tiny_model
 
@@ -35,7 +36,7 @@ def requests(count: int, temperature: float = 1.0, max_new_tokens: int = 12) -> 
 def test_greedy_equals_generate_of_transformers(architecture: str) -> None:
     model = tiny_model(architecture=ARCHITECTURES[architecture])
     for request, completion in zip(
-        requests(9), TorchEngine(model, CONTEXT, 4).generate(requests(9, temperature=0.0)), strict=True
+        requests(9), TorchEngine(copy_of(model), CONTEXT, 4).generate(requests(9, temperature=0.0)), strict=True
     ):
         prompt = torch.tensor([request.prompt_tokens])
         with torch.no_grad():
@@ -85,6 +86,33 @@ def test_ends_by_stop_token_or_by_length() -> None:
         assert (completion.tokens[-1] == 0) == stopped
         assert 0 not in completion.tokens[:-1]
         assert stopped or len(completion.tokens) == 12
+
+
+def test_memory_is_taken_as_answers_grow_and_requests_wait_where_there_is_none() -> None:
+    """Room for 3 rows of 32 tokens; each request may have 32."""
+    model = tiny_model()
+    wanted = [GenerationRequest(f"{n}", (1 + n, 2), 30, (), 1.0, seed=n) for n in range(8)]
+    free = TorchEngine(copy_of(model), CONTEXT, 64)
+    expected = free.generate(wanted)
+    per_token = free._decoder.cache.bytes_per_token
+    assert per_token == 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
+    tight = TorchEngine(copy_of(model), CONTEXT, 64, cache_gib=3 * 32 * per_token / GIB)
+    tight.submit(wanted)
+    running, columns = set(), []
+    while tight.busy:
+        tight.step()
+        running.add(len(tight._running))
+        cache = tight._decoder.cache
+        columns.append(cache.columns)
+        assert cache.rows * cache.columns <= 3 * 32
+    assert max(running) == 3
+    assert (columns[0], columns[-1]) == (16, 32)
+    assert [tight.collect(request.request_id) for request in wanted] == expected
+
+
+def test_a_request_that_no_memory_holds_is_refused_with_the_numbers() -> None:
+    with pytest.raises(BadInput, match=r"needs 0\.00 GiB .* of data\.max_length 48 \(256 bytes a token\).*cache_gib"):
+        TorchEngine(tiny_model(), CONTEXT, 4, cache_gib=47 * 256 / GIB)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Gemma2Config, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
@@ -16,7 +16,7 @@ from rollouts_core.errors import BadInput
 from rollouts_core.training import policy as policy_module
 from rollouts_core.training.collate import learnt, learnt_tokens, pack_batch
 from rollouts_core.training.packed import _Padded, padding_of
-from rollouts_core.training.policy import Policy, head_scores
+from rollouts_core.training.policy import Head, Policy, head_scores
 from tests.rollouts_core.models import CONTEXT, SHAPE, VOCABULARY, tiny_model
 
 SMALL = SHAPE | {"max_position_embeddings": CONTEXT}
@@ -105,22 +105,29 @@ def test_what_others_of_the_row_say_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("elements", [1, 3 * VOCABULARY, 10**6])
-def test_the_head_in_chunks_is_the_head_at_once(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+@pytest.mark.parametrize(("divisor", "softcap", "biased"), [(1.0, None, False), (3.0, 2.5, True)])
+def test_the_head_in_chunks_is_the_head_at_once(
+    monkeypatch: pytest.MonkeyPatch, elements: int, divisor: float, softcap: float | None, biased: bool
+) -> None:
     monkeypatch.setattr(policy_module, "CHUNK_ELEMENTS", elements)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(11, 8, requires_grad=True), torch.randn(VOCABULARY, 8, requires_grad=True)
+    own = [torch.randn(*shape, requires_grad=True) for shape in ((11, 8), (VOCABULARY, 8), (VOCABULARY,))]
     targets, upstream = torch.randint(0, VOCABULARY, (11,)), torch.randn(2, 11)
-    scores = head_scores(hidden, weight, targets, 0.7)
+    head = Head(own[1], own[2] if biased else None, divisor, softcap)
+    scores = head_scores(own[0], head, targets, 0.7)
+    assert scores.entropy_M is not None
     (scores.logprobs_M * upstream[0] + scores.entropy_M * upstream[1]).sum().backward()
-    hidden64, weight64 = (value.detach().double().requires_grad_() for value in (hidden, weight))
-    logp = torch.log_softmax(hidden64 @ weight64.T / 0.7, -1)
-    direct = logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(1)
-    (direct[0] * upstream[0] + direct[1] * upstream[1]).sum().backward()
-    for found, wanted in zip(scores[:2], direct, strict=True):
-        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
-    for own, other in ((hidden, hidden64), (weight, weight64)):
-        assert own.grad is not None and other.grad is not None
-        torch.testing.assert_close(own.grad.double(), other.grad, atol=1e-5, rtol=1e-5)
+    direct = [value.detach().double().requires_grad_() for value in own]
+    logits = (direct[0] @ direct[1].T + (direct[2] if biased else 0)) / divisor
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    logp = torch.log_softmax(logits / 0.7, -1)
+    wanted = logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(1)
+    (wanted[0] * upstream[0] + wanted[1] * upstream[1]).sum().backward()
+    torch.testing.assert_close(scores.logprobs_M.double(), wanted[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scores.entropy_M.double(), wanted[1], atol=1e-5, rtol=1e-5)
+    for found, expected in list(zip(own, direct, strict=True))[: 3 if biased else 2]:
+        assert found.grad is not None and expected.grad is not None
+        torch.testing.assert_close(found.grad.double(), expected.grad, atol=1e-5, rtol=1e-5)
 
 
 def test_activation_checkpointing_gives_the_same_gradients() -> None:
@@ -137,7 +144,6 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Gemma2Config(**SMALL, head_dim=8), "final_logit_softcapping"),
         (GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, attn_pdrop=0.1), "dropout"),
     ],
 )

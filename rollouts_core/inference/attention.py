@@ -1,0 +1,116 @@
+"""One block of attention, with all that families of models do to its scores: windows, soft caps, sinks.
+
+Decision: torch's fused kernel wherever it computes what is asked. It knows neither soft caps (Gemma 2) nor sinks
+(gpt-oss); those are computed by FlexAttention on CUDA and written out on the CPU, where FlexAttention has no gradient.
+
+Legend: R rows of a block, Q queries and L keys of each, H query heads, K key-value heads, D head size.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class Scores(NamedTuple):
+    """What a layer does to its scores."""
+
+    scale: float
+    window: int | None = None
+    """A token sees at most so many tokens, itself included."""
+    softcap: float | None = None
+    """Scores become softcap x tanh(scores / softcap) (Gemma 2, arXiv 2408.00118, section 2)."""
+    sinks_H: torch.Tensor | None = None
+    """A score for each head that takes its share of the softmax and gives nothing (gpt-oss; arXiv 2309.17453)."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.softcap is None and self.sinks_H is None
+
+
+def scores_of(
+    query: torch.Tensor, scaling: float | None, window: int | None, softcap: float | None, sinks_H: torch.Tensor | None
+) -> Scores:
+    """Of what transformers hands to an attention function; the scale is 1 / sqrt(D) where it says none."""
+    return Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap, sinks_H)
+
+
+def attend(
+    query_RHQD: torch.Tensor,
+    key_RKLD: torch.Tensor,
+    value_RKLD: torch.Tensor,
+    allowed_R1QL: torch.Tensor | None,
+    scores: Scores,
+) -> torch.Tensor:
+    """RHQD. True in `allowed_R1QL` where a query may look; without it attention is causal, with as many keys as
+    queries. Values may be narrower or wider than keys."""
+    shared_keys = query_RHQD.shape[1] != key_RKLD.shape[1]
+    if scores.is_plain:
+        return F.scaled_dot_product_attention(
+            query_RHQD, key_RKLD, value_RKLD, attn_mask=allowed_R1QL, is_causal=allowed_R1QL is None,
+            scale=scores.scale, enable_gqa=shared_keys,
+        )  # fmt: skip
+    if allowed_R1QL is None:
+        queries = query_RHQD.shape[2]
+        allowed_R1QL = torch.ones(1, 1, queries, queries, dtype=torch.bool, device=query_RHQD.device).tril()
+    if query_RHQD.device.type == "cuda":
+        return by_flex_attention(query_RHQD, key_RKLD, value_RKLD, allowed_R1QL, scores, _compiled_flex_attention())
+    return _written_out(query_RHQD, key_RKLD, value_RKLD, allowed_R1QL, scores)
+
+
+def by_flex_attention(
+    query_RHQD: torch.Tensor,
+    key_RKLD: torch.Tensor,
+    value_RKLD: torch.Tensor,
+    allowed_R1QL: torch.Tensor,
+    scores: Scores,
+    flex_attention: Any,
+) -> torch.Tensor:
+    """A sink only adds to the softmax's divisor: with z its logarithm without the sink, what comes out is scaled by
+    exp(z) / (exp(z) + exp(sink)) = sigmoid(z - sink)."""
+    allowed_RQL = allowed_R1QL[:, 0].expand(len(query_RHQD), -1, -1)
+    softcap = scores.softcap
+
+    def score_mod(
+        score: torch.Tensor, row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        capped = score if softcap is None else softcap * torch.tanh(score / softcap)
+        return torch.where(allowed_RQL[row, query, key], capped, float("-inf"))
+
+    mixed_RHQD, divisor_RHQ = flex_attention(
+        query_RHQD, key_RKLD, value_RKLD, score_mod=score_mod, scale=scores.scale,
+        enable_gqa=query_RHQD.shape[1] != key_RKLD.shape[1], return_lse=True,
+    )  # fmt: skip
+    if scores.sinks_H is None:
+        return mixed_RHQD  # type: ignore[no-any-return]
+    share_RHQ = torch.sigmoid(divisor_RHQ.float() - scores.sinks_H.float()[:, None])
+    return mixed_RHQD * share_RHQ[..., None].to(mixed_RHQD.dtype)  # type: ignore[no-any-return]
+
+
+@cache
+def _compiled_flex_attention() -> Any:
+    """Not compiled it holds all scores of a block at once."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _written_out(
+    query_RHQD: torch.Tensor,
+    key_RKLD: torch.Tensor,
+    value_RKLD: torch.Tensor,
+    allowed_R1QL: torch.Tensor,
+    scores: Scores,
+) -> torch.Tensor:
+    copies = query_RHQD.shape[1] // key_RKLD.shape[1]
+    key_RHLD, value_RHLD = (whole.repeat_interleave(copies, dim=1) for whole in (key_RKLD, value_RKLD))
+    found_RHQL = (query_RHQD @ key_RHLD.transpose(2, 3)).float() * scores.scale
+    if scores.softcap is not None:
+        found_RHQL = scores.softcap * torch.tanh(found_RHQL / scores.softcap)
+    found_RHQL = found_RHQL.masked_fill(~allowed_R1QL, float("-inf"))
+    if scores.sinks_H is not None:
+        sinks_RHQ1 = scores.sinks_H.float()[:, None, None].expand(*found_RHQL.shape[:3], 1)
+        found_RHQL = torch.cat((found_RHQL, sinks_RHQ1), dim=-1)
+    share_RHQL = torch.softmax(found_RHQL, dim=-1)[..., : key_RHLD.shape[2]].to(query_RHQD.dtype)
+    return share_RHQL @ value_RHLD
