@@ -120,6 +120,18 @@ def data_command(options: argparse.Namespace) -> int:
     return print_data(_config(options), options)
 
 
+def chat_command(options: argparse.Namespace) -> int:
+    from flows.talking import chat_command as chat
+
+    return chat(options)
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    from flows.talking import serve_command as serve
+
+    return serve(options)
+
+
 def logs_command(options: argparse.Namespace) -> int:
     from flows.following import print_logs
 
@@ -220,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     data = add("data", data_command, "show what would be trained on, token by token", configured)
     data.add_argument("--rows", type=int, default=1000, help="how many rows of each source to read; default: 1000")
     data.add_argument("--examples", type=int, default=3, help="how many to show of each source; default: 3")
+    _add_talking(add, shared)
     logs = add("logs", logs_command, "print what a run's jobs have printed", shared)
     logs.add_argument("run", metavar="RUN")
     logs.add_argument("stage", metavar="STAGE", nargs="?", help="of this stage only")
@@ -259,6 +272,22 @@ def _parser() -> argparse.ArgumentParser:
 def _add_gc_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-last", type=int, metavar="N", help="keep the last N runs of each name; default: all")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def _add_talking(add: Callable[..., Any], shared: argparse.ArgumentParser) -> None:
+    policy = argparse.ArgumentParser(add_help=False, parents=[shared])
+    policy.add_argument("policy", metavar="RUN", help="a run, an artifact, or a model directory")
+    policy.add_argument("--context", type=int, metavar="TOKENS", help="of prompt and answer; default: 8192 or less")
+    policy.add_argument("--cpu", action="store_true", help="answer on the CPU, whatever GPU there is")
+    chat = add("chat", chat_command, "talk to a policy in the terminal", policy)
+    chat.add_argument("--against", metavar="OTHER", help="another policy, which answers beside")
+    chat.add_argument("--system", default="", metavar="TEXT", help="a system message")
+    chat.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="ask this and end; repeatable")
+    chat.add_argument("--temperature", type=float, default=0.0, help="default: 0, the likeliest answer")
+    chat.add_argument("--max-new-tokens", type=int, metavar="TOKENS", help="of each answer; default: what fits")
+    chat.add_argument("--seed", type=int, default=0, help="of what is drawn; default: 0")
+    serve = add("serve", serve_command, "answer OpenAI's protocol for a policy, on this machine only", policy)
+    serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
 
 
 def _add_prefect(add: Callable[..., Any], shared: argparse.ArgumentParser) -> None:

@@ -1,0 +1,62 @@
+"""The policy that a person means: of a run, of an artifact, or in a directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollouts_core.config import PipelineConfig
+from rollouts_core.config.loading import load_config
+from rollouts_core.errors import BadInput
+from rollouts_core.observe.runs import RunRecord, find_run, list_runs
+from rollouts_core.store.manifest import ArtifactId
+from rollouts_core.store.store import Store
+
+TRAINED = ("rl", "dpo", "sft")
+
+
+@dataclass(frozen=True)
+class FoundPolicy:
+    name: str
+    directory: Path
+    """A Hugging Face model directory, tokenizer included."""
+    config: PipelineConfig | None = None
+    """Of its run; None where that is not known."""
+
+
+def find_policy(store: Store, name: str) -> FoundPolicy:
+    """By a run's id or how it begins, an artifact's name or how it begins, or a model directory.
+
+    Raises `BadInput` when there is none, or several are meant.
+    """
+    for directory in (Path(name), Path(name) / "policy"):
+        if (directory / "config.json").is_file():
+            return FoundPolicy(name.rstrip("/"), directory)
+    if any(record.run_id.startswith(name) for record in list_runs(store.home)):
+        return _of_run(store, find_run(store.home, name))
+    named = [manifest.artifact for manifest in store.manifests() if manifest.artifact.directory.startswith(name)]
+    if len(named) > 1:
+        raise BadInput(f"{name} may be {len(named)} artifacts: {', '.join(one.directory for one in named[:5])}")
+    if not named:
+        raise BadInput(
+            f"{name} is no model directory, no run and no artifact of the store {store.url or store.home}; "
+            "`rollouts runs` lists runs"
+        )
+    directory = store.open(named[0]) / "policy"
+    if not directory.is_dir():
+        raise BadInput(f"the artifact {named[0].directory} has no policy: only sft, dpo and rl make one")
+    return FoundPolicy(named[0].directory, directory)
+
+
+def _of_run(store: Store, record: RunRecord) -> FoundPolicy:
+    """What its last trained stage made."""
+    made = [
+        ArtifactId(stage.name, stage.key)
+        for stage in record.stages
+        if stage.key and stage.name.startswith(TRAINED) and stage.state in ("Completed", "Cached")
+    ]
+    there = [artifact for artifact in made if store.has(artifact)]
+    if not there:
+        why = f": {record.error.splitlines()[0]}" if record.error else ""
+        what = "its artifacts have been removed" if made else "none of its stages has trained one"
+        raise BadInput(f"run {record.run_id} ({record.state}) has no policy: {what}{why}")
+    config = load_config(store.home / "runs" / record.run_id / "config.json")
+    return FoundPolicy(record.run_id, store.open(there[-1]) / "policy", config)
