@@ -14,7 +14,7 @@ from rollouts_core.training.gguf import unpack_gguf
 
 DATA = Path(__file__).parent / "data" / "smollm2"
 MODELS = Path(__file__).parents[1] / ".rollouts" / "models"
-REWARD = f"{DATA / 'reward.py'}:first_number"
+REWARD = f"{DATA / 'reward.py'}:number_only"
 
 
 def smollm2() -> Path:
@@ -40,7 +40,7 @@ config = PipelineConfig(
         steps_per_segment=40,
         batch_size=8,
         n_samples_per_prompt=8,
-        learning_rate=1e-5,
+        learning_rate=2e-5,
         max_new_tokens=8,
         reward=REWARD,
     ),

@@ -10,8 +10,21 @@ from typing import Any
 
 LAYERS = {"full_attention", "sliding_attention"}
 OWN_ATTENTION = "its layers do not hand on what packed sequences and caches need to know"
-REFUSED = dict.fromkeys(("falcon", "nemotron", "stablelm"), OWN_ATTENTION)
+NO_INTERFACE = "it does not take attention from transformers' interface"
+REFUSED = {
+    **dict.fromkeys(("nemotron", "stablelm"), OWN_ATTENTION),
+    **dict.fromkeys(
+        ("bloom", "codegen", "cpmant", "falcon", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "xglm"), NO_INTERFACE
+    ),
+    "doge": "its attention chooses among tokens by learnt masks",
+    **dict.fromkeys(("llama4", "llama4_text"), "its attention works on chunks of the context"),
+}
 """By model_type, and why."""
+NO_DECODERS = (
+    "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+    "ForMultipleChoice",
+)  # fmt: skip
+"""Ends of the names of architectures that make no text from left to right."""
 
 
 def problems_of(config: Mapping[str, Any]) -> list[str]:
@@ -22,6 +35,9 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         return [f"its weights are quantised ({method}), which can't be trained; give the model it was made from"]
     if reason := REFUSED.get(kind):
         return [f"{kind} is not supported: {reason}"]
+    for architecture in config.get("architectures") or ():
+        if architecture.endswith(NO_DECODERS) or config.get("is_encoder_decoder"):
+            return [f"{architecture} is no causal language model, which is what is trained here"]
     others = sorted(set(config.get("layer_types") or ()) - LAYERS)
     if others:
         return [f"{kind} has layers of {', '.join(others)}, and only layers that attend are computed here"]

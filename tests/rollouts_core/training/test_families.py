@@ -1,6 +1,7 @@
 """Every family that docs/models.md names, tiny and random, against transformers: loss, gradients, decoding, files."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.engine import GenerationRequest
+from rollouts_core.inference.families import REFUSED, problems_of
 from rollouts_core.inference.registry import engine_for
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.training.collate import pack_batch
@@ -57,7 +59,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPT-NeoX, Pythia", {}),
 }
 """By model_type: what is known by that name, and its tiny config."""
-REFUSED = ("stablelm", "nemotron", "falcon")
+TRIED_REFUSALS = ("stablelm", "nemotron", "falcon", "gptj", "bloom")
+DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def family(name: str) -> Any:
@@ -121,14 +124,39 @@ def test_a_policy_comes_back_from_its_files(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(engine._decoder.weights[key], value) for key, value in weights.items())
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", TRIED_REFUSALS)
 def test_what_is_not_computed_is_refused_by_name(name: str) -> None:
-    with pytest.raises(BadInput, match=f"{name} is not supported: its layers do not hand on"):
+    with pytest.raises(BadInput, match=f"{name} is not supported: {REFUSED[name]}"):
         Policy(family(name))
-    with pytest.raises(BadInput, match=f"{name} is not supported: its layers do not hand on"):
+    with pytest.raises(BadInput, match=f"{name} is not supported: {REFUSED[name]}"):
         TorchEngine(family(name), CONTEXT, 1)
 
 
 def test_experts_that_transformers_joins_are_refused_for_servers_by_name(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the weights of qwen3_moe have other names here than in its files"):
         engine_for(EngineConfig(kind="sglang"), family("qwen3_moe"), character_tokenizer(), CONTEXT, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
+        (
+            {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
+            "layers of linear_attention",
+        ),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "is no causal language model"),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, None),
+    ],
+)
+def test_a_config_alone_says_what_is_refused(config: dict[str, Any], words: str | None) -> None:
+    problems = problems_of(config)
+    assert bool(problems) == (words is not None)
+    assert words is None or re.search(words, problems[0])
+
+
+def test_the_document_names_every_family_and_every_refusal() -> None:
+    text = DOCUMENT.read_text()
+    for name, (known_as, _) in FAMILIES.items():
+        assert f"| `{name}` | {known_as} |" in text
+    assert all(f"`{name}`" in text for name in REFUSED)
