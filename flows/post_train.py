@@ -17,6 +17,7 @@ from tasks.bootstrap import bootstrap
 from tasks.dpo import dpo
 from tasks.evaluate import evaluate
 from tasks.provision import provision
+from tasks.push import push
 from tasks.report import report
 from tasks.rl import rl
 from tasks.run import recording
@@ -62,4 +63,7 @@ def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) 
         for evaluated in beside:
             evaluated.result()
         results = sync(stages, policy, machine, config.results, outputs_of(config))
-        return report(config, stages, machine, results)
+        record = report(config, stages, machine, results)
+        if config.results.hub:
+            push(config, machine, results)
+        return record

@@ -18,6 +18,7 @@ from rollouts_core.config.algorithms import CustomAlgorithm
 from rollouts_core.environments.registry import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
+from rollouts_core.observe.hub import check_hub
 from rollouts_core.observe.trackers import check_tracking
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import check_reward
@@ -92,6 +93,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
         checks.append(partial(_check_environment, config))
     checks.append(partial(check_task_runner, config.data.tokenization))
     checks.append(partial(check_tracking, config.tracking))
+    checks.append(partial(check_hub, config.results))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))

@@ -70,3 +70,13 @@ class ResultsConfig:
     artifacts: Operational[tuple[Literal["sft", "dpo", "rl", "evaluate"], ...]] = Field(
         default=(), description="Stages whose artifacts come into the store here, whole."
     )
+    hub: Operational[str | None] = Field(
+        default=None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="A repository of the Hugging Face hub, as me/my-policy, that the policy is pushed to.",
+    )
+
+    @model_validator(mode="after")
+    def _policy_is_here(self) -> "ResultsConfig":
+        problems = ["hub: needs the policy here; set policy to true"] if self.hub and not self.policy else []
+        return or_raise(self, problems)

@@ -54,6 +54,8 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
         problems.append("data.preferences: is required by dpo")
     if config.rl is not None and config.data.prompts is None:
         problems.append("data.prompts: is required by rl")
+    if untrained and config.results.hub:
+        problems.append("results.hub: sft, dpo and rl are all null: there is no policy to push")
     if config.sft is None and isinstance(config.model, ScratchModel):
         problems.append("model.kind: a model from scratch needs sft first; give a pretrained one")
     if config.rl is not None and config.engine.kind == "vllm":

@@ -81,7 +81,7 @@ CHANGES: dict[str, Any] = {
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
     "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
     "MachineConfig.wait_hours": 5.0, "MachineConfig.peers": ["gpu2"], "MachineConfig.unreachable_limit_hours": 5.0,
-    "ResultsConfig.policy": False, "ResultsConfig.artifacts": ["rl"],
+    "ResultsConfig.policy": False, "ResultsConfig.hub": "me/mine", "ResultsConfig.artifacts": ["rl"],
     "TrackingConfig.tensorboard": True, "TrackingConfig.wandb": "a-project", "TrackingConfig.wandb_mode": "online",
     **{f"{part}.layout": "math" for part in SOURCES}, **{f"{part}.annotations": False for part in SOURCES},
     **{f"{part}.columns": {"messages": "dialog"} for part in SOURCES},

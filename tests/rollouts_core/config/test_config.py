@@ -57,7 +57,7 @@ OPERATIONAL = {
         "unattended_limit_hours",
         "unreachable_limit_hours",
     },
-    "ResultsConfig": {"policy", "artifacts"},
+    "ResultsConfig": {"policy", "artifacts", "hub"},
     "TrackingConfig": {"tensorboard", "wandb", "wandb_mode"},
     "EnvironmentConfig": {"name", "tool_seconds"},
     "EvaluationConfig": {"during_rl", "reward_seconds"},
