@@ -153,14 +153,20 @@ class _HeadScores(torch.autograd.Function):
         for chunk in _chunks(len(hidden_ME), len(weight_VE)):
             logits_CV = _logits(hidden_ME[chunk], head)
             logp_CV = torch.log_softmax(logits_CV, dim=-1)
-            p_CV = logp_CV.exp()
-            by_logits_CV = p_CV * -by_logprob_M[chunk, None]
-            by_logits_CV.scatter_add_(1, targets_M[chunk, None], by_logprob_M[chunk, None])
+            slope_CV = None if head.softcap is None else 1 - (logits_CV / head.softcap).square()
+            del logits_CV
             if entropy_M is not None and by_entropy_M is not None:
-                by_logits_CV -= by_entropy_M[chunk, None] * p_CV * (logp_CV + entropy_M[chunk, None])
-            if head.softcap is not None:
-                by_logits_CV *= 1 - (logits_CV / head.softcap).square()
-            by_product_CV = (by_logits_CV / head.divisor).to(hidden_ME.dtype)
+                p_CV = logp_CV.exp()
+                by_entropy_CV = by_entropy_M[chunk, None] * p_CV * (logp_CV + entropy_M[chunk, None])
+            else:
+                p_CV, by_entropy_CV = logp_CV.exp_(), None
+            by_logits_CV = p_CV.mul_(-by_logprob_M[chunk, None])
+            by_logits_CV.scatter_add_(1, targets_M[chunk, None], by_logprob_M[chunk, None])
+            if by_entropy_CV is not None:
+                by_logits_CV -= by_entropy_CV
+            if slope_CV is not None:
+                by_logits_CV *= slope_CV
+            by_product_CV = _divided(by_logits_CV, head.divisor).to(hidden_ME.dtype)
             by_hidden_ME[chunk] = by_product_CV @ weight_VE
             by_weight_VE += by_product_CV.T @ hidden_ME[chunk]
             if by_bias_V is not None:
@@ -172,8 +178,13 @@ class _HeadScores(torch.autograd.Function):
 def _logits(hidden_CE: torch.Tensor, head: Head) -> torch.Tensor:
     """CV, in float32."""
     product_CV = hidden_CE @ head.weight_VE.T if head.bias_V is None else F.linear(hidden_CE, *head[:2])
-    logits_CV = product_CV.float() / head.divisor
+    logits_CV = _divided(product_CV.float(), head.divisor)
     return logits_CV if head.softcap is None else head.softcap * torch.tanh(logits_CV / head.softcap)
+
+
+def _divided(fresh: torch.Tensor, divisor: float) -> torch.Tensor:
+    """In place: a chunk of logits is large, and each copy of one is memory that has to be found anew."""
+    return fresh if divisor == 1 else fresh.div_(divisor)
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:

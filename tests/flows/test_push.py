@@ -16,8 +16,8 @@ from tests.rollouts_core.observe.test_hub import REPOSITORY, TOKEN, StandInHub, 
 def test_a_run_pushes_its_policy_with_a_card(
     rollouts: Callable[..., Done],
     config_file: Callable[..., Path],
-    hub: StandInHub,
-    tmp_path: Path,  # noqa: F811
+    hub: StandInHub,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     config = config_file(results={"hub": REPOSITORY}, rl=None)
     environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
