@@ -100,6 +100,10 @@ def plan_command(options: argparse.Namespace) -> int:
     from rollouts_core.stages.plan import plan
 
     config = _config(options)
+    if options.estimate:
+        from flows.estimating import print_estimate
+
+        return print_estimate(config, options)
     explanations = explain(plan(config), store_of(config), config.machine)
     if options.json:
         print(json.dumps([asdict(explanation) for explanation in explanations]))
@@ -228,7 +232,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluation = add("eval", eval_command, "evaluate the policies that are there, and train none", configured)
     evaluation.add_argument("--against", metavar="RUN", help="a run to compare with, on the same prompts")
-    add("plan", plan_command, "say which stages are cached, which are to run, and why", configured)
+    planned = add("plan", plan_command, "say which stages are cached, which are to run, and why", configured)
+    planned.add_argument("--estimate", action="store_true", help="say what they will take: memory, tokens, time")
     data = add("data", data_command, "show what would be trained on, token by token", configured)
     data.add_argument("--rows", type=int, default=1000, help="how many rows of each source to read; default: 1000")
     data.add_argument("--examples", type=int, default=3, help="how many to show of each source; default: 3")

@@ -5,15 +5,17 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rollouts_core.memory import begin_peak, peak_bytes
 from rollouts_core.metrics.loggers import JSONLLogger, keep_steps
 from rollouts_core.stages.stage import Stage, canonical_spec
+from rollouts_core.stages.workload import work_of
 from rollouts_core.store.fingerprint import code_fingerprint, git_commit, installed_versions
 from rollouts_core.store.identity import refuse_changed
 from rollouts_core.store.maker import making
@@ -118,10 +120,22 @@ def make_stage(
             store=store,
         )
         started, began = datetime.now(UTC), time.perf_counter()
+        begin_peak(device)
         summary: dict[str, float] = import_module(stage.module).run(work)
         seconds = time.perf_counter() - began
+        used = _used(stage, work)
         refuse_changed(stage.external)
-        place.publish(_provenance(stage, started, seconds, summary, device))
+        place.publish(replace(_provenance(stage, started, seconds, summary, device), used=used))
+
+
+def _used(stage: Stage, work: Work) -> dict[str, float]:
+    used = {"peak_memory": float(peak_bytes(work.device))}
+    if "data" not in stage.inputs:
+        return used
+    rows = work.store.manifest(stage.inputs["data"]).provenance.summary
+    places = [work.out / "policy", work.inputs.get("policy", work.out) / "policy"]
+    places += [Path(external.location) for role, external in stage.external.items() if role == "model"]
+    return used | {"work": work_of(stage, rows, places)}
 
 
 def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[str, float], device: str) -> Provenance:
@@ -138,6 +152,7 @@ def _provenance(stage: Stage, started: datetime, seconds: float, summary: dict[s
             "python": platform.python_version(),
             "device": device,
             "cpus": str(os.cpu_count()),
+            "node": platform.node(),
         },
         started_at=started.isoformat(timespec="seconds"),
         seconds=round(seconds, 3),

@@ -70,6 +70,8 @@ class Provenance:
     summary: dict[str, float]
     places: dict[str, str] = field(default_factory=dict)
     """Role to where an input from outside lay. Not part of any identity."""
+    used: dict[str, float] = field(default_factory=dict)
+    """What making it took: `peak_memory` of its process in bytes, and `work`, by which later stages are estimated."""
 
 
 @dataclass(frozen=True)
