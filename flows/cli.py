@@ -292,6 +292,7 @@ def _add_talking(add: Callable[..., Any], shared: argparse.ArgumentParser) -> No
     chat.add_argument("--max-new-tokens", type=int, metavar="TOKENS", help="of each answer; default: what fits")
     chat.add_argument("--seed", type=int, default=0, help="of what is drawn; default: 0")
     serve = add("serve", serve_command, "answer OpenAI's protocol for a policy, on this machine only", policy)
+    serve.add_argument("--embedded", action="store_true", help="by the embedded engine")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
 
 

@@ -4,7 +4,8 @@ import argparse
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
 
 import anyio
 from rich.columns import Columns
@@ -14,6 +15,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from flows.preflight import store_named
+from infra.servers.here import servers_here
+from infra.servers.model import ServedModel
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.serving.find import FoundPolicy, find_policy
 from rollouts_core.serving.talker import Manner, Talker, said, talker_of
@@ -35,10 +38,18 @@ def chat_command(options: argparse.Namespace) -> int:
 
 def serve_command(options: argparse.Namespace) -> int:
     """Until it is interrupted."""
-    found = find_policy(store_named(options.store), options.policy)
+    store = store_named(options.store)
+    found = find_policy(store, options.policy)
     device = prepare_torch("cpu" if options.cpu else "auto")
-    with _free_port(options.port) as opened:
-        return anyio.run(_serve, found, device, options, opened)
+    with ExitStack() as stack:
+        opened = stack.enter_context(_free_port(options.port))
+        servers = None
+        if found.config is not None and found.config.engine.kind != "embedded" and not options.embedded:
+            engine = found.config.engine
+            length = options.context or found.config.data.max_length
+            model = ServedModel(str(found.directory.resolve()), found.config.model.dtype, length)
+            servers = stack.enter_context(servers_here(engine, model, store.home.resolve(), device == "cuda"))
+        return anyio.run(_serve, found, device, options, opened, servers)
 
 
 async def _chat(found: list[FoundPolicy], device: str, options: argparse.Namespace) -> int:
@@ -136,12 +147,15 @@ def _beside(talkers: list[Talker], told: list[Text]) -> Columns:
     return Columns(panels, equal=True, expand=True)
 
 
-async def _serve(found: FoundPolicy, device: str, options: argparse.Namespace, opened: socket.socket) -> int:
+async def _serve(
+    found: FoundPolicy, device: str, options: argparse.Namespace, opened: socket.socket, servers: Path | None
+) -> int:
     import uvicorn
 
     from rollouts_core.serving.api import app_for
 
-    async with talker_of(found, device, options.context) as talker:
+    length = options.context or (found.config.data.max_length if servers and found.config else None)
+    async with talker_of(found, device, length, servers) as talker:
         settings = uvicorn.Config(app_for(talker), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
         url = f"http://{LOOPBACK}:{opened.getsockname()[1]}/v1"
         print(f"{talker.name} answers at {url} (model {talker.name!r}); Ctrl-C ends it", flush=True)

@@ -49,6 +49,13 @@ def engine_python(packages: Packages, session: MachineSession) -> Iterator[str |
     yield place / "bin" / "python"
 
 
+def built_here(packages: Packages) -> Path | None:
+    """The interpreter that an earlier run on this machine built for the packages."""
+    described = _described_for(packages, platform.python_version(), platform.platform())
+    python = _local_place() / key_of(described)[:16] / "bin" / "python"
+    return python if python.exists() else None
+
+
 def build(session: MachineSession, packages: Packages, place: Path) -> Iterator[str]:
     """Build the environment unless it is there; yields the installer's lines."""
     machine = session.machine
@@ -81,14 +88,20 @@ def host_command(session: MachineSession, part: str) -> list[str]:
 def _places(session: MachineSession) -> Path:
     if isinstance(session.machine, SSHMachine):
         return Path(session.machine.remote.work) / "environments"
+    return _local_place()
+
+
+def _local_place() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollouts" / "environments"
 
 
 def _described(packages: Packages, session: MachineSession) -> dict[str, object]:
     if isinstance(session.machine, SSHMachine):
         facts = session.machine.remote.call("facts")
-        python, there = facts["python"], facts["platform"]
-    else:
-        python, there = platform.python_version(), platform.platform()
+        return _described_for(packages, facts["python"], facts["platform"])
+    return _described_for(packages, platform.python_version(), platform.platform())
+
+
+def _described_for(packages: Packages, python: str, there: str) -> dict[str, object]:
     pins = {"requirements": list(packages.requirements), "no_deps": packages.no_deps, "files": packages.files}
     return {**pins, "python": python, "platform": there}

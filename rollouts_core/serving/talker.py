@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 from transformers.utils.logging import disable_progress_bar
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.config import Dtype, EngineConfig
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.data.turns import turn_format
@@ -23,6 +25,7 @@ from rollouts_core.errors import BadInput
 from rollouts_core.inference.endpoints.engine import EngineEndpoint
 from rollouts_core.inference.engine import EVERYTHING, InferenceEngine, Truncation
 from rollouts_core.inference.registry import embedded_engine, engine_for
+from rollouts_core.inference.replicas import SupervisedServers
 from rollouts_core.serving.find import FoundPolicy
 from rollouts_core.training.models import load_hf_model
 from rollouts_core.types import Data, Message, ToolCall, ToolResult
@@ -30,6 +33,7 @@ from rollouts_core.types.episode import AgentState, Answered, Observed, apply
 
 LONGEST_CONTEXT = 8192
 """Tokens, where the model has more positions and nobody asks for more."""
+LOOK_SECONDS = 10.0
 TOOL_SECONDS = 30.0
 MOST_CALLS = 16
 """Turns in a row that call tools before the person is asked again."""
@@ -132,11 +136,23 @@ async def talker_of(
     else:
         engine = engine_for(config, model, tokenizer, length, servers)
     try:
-        if servers is not None:
-            await engine.update_weights_from_checkpoint(found.directory.resolve(), 0)
-        yield Talker(found.name, tokenizer, engine, length, environment)
+        with first_error():
+            async with anyio.create_task_group() as tasks:
+                if servers is not None:
+                    tasks.start_soon(_look_after, servers)
+                    await engine.update_weights_from_checkpoint(found.directory.resolve(), 0)
+                yield Talker(found.name, tokenizer, engine, length, environment)
+                tasks.cancel_scope.cancel()
     finally:
         await engine.aclose()
+
+
+async def _look_after(servers: Path) -> None:
+    """Servers that nobody looks at end after a while."""
+    fleet = SupervisedServers(servers)
+    while True:
+        fleet.ready()
+        await anyio.sleep(LOOK_SECONDS)
 
 
 def _environment(found: FoundPolicy, tokenizer: Any) -> Environment | None:

@@ -168,7 +168,8 @@ def _time(
     tokens: int,
     earlier: Sequence[Manifest],
 ) -> tuple[float | None, str]:
-    """Seconds, where they can be known, and what they are taken from: the earlier artifact of this machine whose work is nearest."""
+    """Seconds, where they can be known, and what they are taken from: the artifact of this machine with the nearest
+    work."""
     if not tokens:
         return None, "not known before tokenization"
     work = tokens * size.weights

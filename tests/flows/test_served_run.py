@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
-from tests.conftest import Done
+from tests.conftest import Done, until
 from tests.hosts import HostMachine
 from tests.servers import engine_python
 
@@ -67,6 +68,27 @@ def step_of(store: Path) -> int:
     """The last step that RL has logged."""
     lines = [line for file in store.glob("work/rl-*/metrics.jsonl") for line in file.read_text().splitlines()]
     return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def test_the_policy_of_a_run_is_served_by_its_engine(
+    served: Callable[..., Path], rollouts: Callable[..., Done], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """`rollouts serve` starts SGLang's server and ends it; greedy, it says what the embedded engine says."""
+    config = served(rl={"steps": 2, "steps_per_segment": 2})
+    run = json.loads(rollouts("run", config, "--json").out)["run_id"]
+    said = rollouts("chat", run, "--prompt", "1+2=", "--max-new-tokens", "4").out.strip()
+    command = [sys.executable, "-m", "flows.cli", "serve", run, "--port", "0"]
+    with subprocess.Popen(command, env=command_environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        url = next(word for word in serving.stdout.readline().split() if word.startswith("http")).rstrip(";")
+        assert processes_below(tmp_path / ".rollouts")
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        messages: Any = [{"role": "user", "content": "1+2="}]
+        done = client.chat.completions.create(model="policy", messages=messages, temperature=0, max_tokens=4)
+        serving.send_signal(signal.SIGINT)
+        serving.wait(60)
+    assert (done.choices[0].message.content or "").strip() == said
+    until(lambda: not processes_below(tmp_path / ".rollouts"), "the servers to end", 60)
 
 
 def test_reward_rises_while_replicas_are_killed(
