@@ -79,9 +79,10 @@ def stop_tokens(tokenizer: Any) -> Tokens:
     """What ends an answer: the end-of-sequence token, and the one that the chat template writes behind a turn, which
     are two in some families (Gemma: `<eos>` and `<end_of_turn>`).
 
-    Raises `BadInput` where there is neither: no model could learn to end.
+    Raises `BadInput` where a chat template ends no turn and there is no end of sequence: no model could learn to end.
     """
-    return _stop_tokens(chat_format(tokenizer), tokenizer)
+    own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+    return _stop_tokens(chat_format(tokenizer), tokenizer, own) if tokenizer.chat_template else own
 
 
 def first_tokens(form: TurnFormat, messages: Sequence[Message]) -> Tokens:
@@ -128,10 +129,9 @@ def _behind(form: TurnFormat, messages: Sequence[Message], turn: int, whole: str
     return whole[end:] if messages[turn].reasoning in whole[len(given) : end] else None
 
 
-def _stop_tokens(chat: ChatFormat, tokenizer: Any) -> Tokens:
+def _stop_tokens(chat: ChatFormat, tokenizer: Any, own: Tokens) -> Tokens:
     messages, _ = _example(())
     turn = _whole_turn(chat, fitting_render(chat, messages), messages)
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     if stops := tuple(dict.fromkeys((*own, *_ids(tokenizer, _ends(chat, turn))))):
         return stops
     raise BadInput(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollouts_core.config import PipelineConfig
 from rollouts_core.memory import GIB
@@ -59,15 +59,17 @@ class Estimate:
 
 
 def estimate(config: PipelineConfig, plan: Plan, store: Store) -> list[Estimate]:
-    """Of every stage, in the plan's order; none of those that are cached is counted."""
+    """Of every stage, in the plan's order."""
     rows = _rows(plan, store)
     try:
         size = size_of(config.model, plan.stages[0].external.get("model"), rows.get("vocab_size"))
     except LookupError as error:
         return [Estimate(s.name, store.has(s.artifact), basis=str(error)) for s in plan.stages]
-    base = _imported_bytes() if any(not store.has(stage.artifact) for stage in plan.stages) else 0
-    earlier = store.manifests()
-    return [_estimate(config, stage, store, size, rows, base, earlier) for stage in plan.stages]
+    base, earlier = _imported_bytes(), store.manifests()
+    return [
+        replace(_estimate(config, stage, size, rows, base, earlier), cached=store.has(stage.artifact))
+        for stage in plan.stages
+    ]
 
 
 def misfit(estimates: Sequence[Estimate], memory: int) -> list[str]:
@@ -79,7 +81,7 @@ def misfit(estimates: Sequence[Estimate], memory: int) -> list[str]:
         largest = max((part for part in entry.parts if part.field), key=lambda part: part.bytes)
         problems.append(
             f"{entry.stage} needs about {entry.peak / GIB:.1f} GiB, and there are {memory / GIB:.1f}: "
-            f"{largest.name} take {largest.bytes / GIB:.1f}; change {largest.field}"
+            f"{largest.bytes / GIB:.1f} of them are {largest.name}; change {largest.field}"
         )
     return problems
 
@@ -87,14 +89,11 @@ def misfit(estimates: Sequence[Estimate], memory: int) -> list[str]:
 def _estimate(
     config: PipelineConfig,
     stage: Stage,
-    store: Store,
     size: ModelSize,
     rows: Mapping[str, int],
     base: int,
     earlier: Sequence[Manifest],
 ) -> Estimate:
-    if store.has(stage.artifact):
-        return Estimate(stage.name, cached=True)
     if isinstance(stage.spec, TokenizeSpec):
         return Estimate(stage.name, cached=False, basis="seconds, mostly")
     tokens = tokens_of(stage, rows, config.data.max_length)

@@ -2,13 +2,14 @@
 
 The same Qwen2 of 3.2M parameters in float32, 64 requests of 16 tokens in and 64 out, and a ragged mix: the embedded
 engine, transformers' `generate`, SGLang and vLLM where they are installed, and the ceiling that follows from the
-machine's matrix products alone. Medians of several turns are told.
+machine's matrix products alone. Medians of several turns are told. BENCHMARK_MODEL names another model's directory.
 
 A server that waits for requests keeps a core busy, so each has the machine to itself while it is measured; what runs in
 this process is measured before, between and after them.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -38,6 +39,7 @@ from tests.servers import ENGINES, running_servers
 VOCABULARY, CONTEXT = 512, 160
 REQUESTS, PROMPT, ANSWER = 64, 16, 64
 REPEATS = 5
+MODEL = "BENCHMARK_MODEL"
 
 Requests = Sequence[GenerationRequest]
 Runner = Callable[[Requests], object]
@@ -84,7 +86,10 @@ class Timed:
 
 
 def model() -> Any:
+    """The small one, or the directory that BENCHMARK_MODEL names."""
     torch.manual_seed(0)
+    if directory := os.environ.get(MODEL):
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=256,

@@ -4,10 +4,14 @@ The same Qwen2 of 3.2M parameters in float32, AdamW, clipping at 1. SFT: the sam
 GRPO: 64 completions of 32 tokens to prompts of 16, in groups of 8, seconds per step and time to one mean reward. Each
 side runs in a process of its own, in turn; medians are told, and with them the ceiling that follows from the machine's
 matrix products alone (6 FLOPs per parameter and token).
+
+Another model by the environment: BENCHMARK_MODEL names its directory, BENCHMARK_GRPO has groups, their size, and the
+tokens of prompts and answers, BENCHMARK_STEPS the most steps. `--only grpo` leaves SFT out.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -22,14 +26,15 @@ from typing import Any
 import numpy as np
 
 EXAMPLES, BATCH, LONGEST = 640, 32, 160
-GROUPS, GROUP, PROMPT, ANSWER = 8, 8, 16, 32
-STEPS, TARGET, MOST_STEPS = 12, 0.8, 60
+GROUPS, GROUP, PROMPT, ANSWER = (int(n) for n in os.environ.get("BENCHMARK_GRPO", "8 8 16 32").split())
+STEPS, TARGET, MOST_STEPS = 12, 0.8, int(os.environ.get("BENCHMARK_STEPS", "60"))
 RATE = 1e-3
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("sft", "grpo"))
     parser.add_argument("--one", nargs=2, metavar=("SIDE", "WHAT"), help="run one side in this process")
     options = parser.parse_args()
     if options.one:
@@ -42,7 +47,7 @@ def main() -> int:
         from tests.benchmarks.generation import matrix_flops
 
         flops.append(matrix_flops("cpu"))
-        for side, what in SIDES:
+        for side, what in (entry for entry in SIDES if options.only in (None, entry[1])):
             results.setdefault((side, what), []).append(_elsewhere(side, what))
     tell(results, statistics.median(flops))
     return 0
@@ -202,6 +207,8 @@ def tell(results: dict[tuple[str, str], list[dict[str, float]]], flops: float) -
     ceiling = flops / (6 * sum(value.numel() for value in model().parameters()))
     print(f"\nmatrix products {flops / 1e9:.0f} GFLOP/s: at most {ceiling:,.0f} trained tokens/s")
     for what, unit in (("sft", "tokens/s"), ("grpo", "s/step")):
+        if not any(kind == what for _, kind in results):
+            continue
         best = [statistics.median(r["value"] for r in found) for (s, w), found in results.items() if w == what]
         others = best[1:]
         rival = max(others) if what == "sft" else min(others)
@@ -233,7 +240,11 @@ def _sft_result(seconds: float, loss: float) -> dict[str, float]:
 def _grpo_result(times: Sequence[float], rewards: Sequence[float]) -> dict[str, float]:
     seconds = [after - before for before, after in pairwise(times)]
     reached = times[-1] - times[0] if _reached(rewards) else float("inf")
-    return {"value": statistics.median(seconds[2:]), "to_reward": reached, "steps": len(seconds)}
+    return {
+        "value": statistics.median(seconds[min(2, len(seconds) - 1) :]),
+        "to_reward": reached,
+        "steps": len(seconds),
+    }
 
 
 def _reached(rewards: Sequence[float]) -> bool:
