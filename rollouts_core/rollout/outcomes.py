@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import anyio
@@ -82,8 +83,12 @@ class Workshop:
         counts.refused.update(refusing[:1])
         return Outcome(group, tuple(samples), refusing[0] if refusing else "")
 
+    @cached_property
+    def _stop(self) -> tuple[int, ...]:
+        return stop_tokens(self.tokenizer)
+
     async def _answered(self, group: Group, counts: Counts) -> Group:
-        stop = stop_tokens(self.tokenizer)
+        stop = self._stop
         answers = list(group.answers)
 
         async def answer(number: int) -> None:

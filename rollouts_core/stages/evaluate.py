@@ -85,12 +85,14 @@ async def _results(
         stop=wanted.stop,
     )
 
+    stop = stop_tokens(tokenizer)
+
     async def ask(request: GenerationRequest, there: Completion | None) -> Completion:
         return await answer_of(engine, request, there, config.sample_seconds, Counter())
 
     async def answer(prompt: Prompt, number: int) -> Answer:
         group = Group(ROUND, prompt.source_row, 0, prompt, (None,) * wanted.samples_per_prompt)
-        return await answer_group_member(group, number, ask, config, stop_tokens(tokenizer), acting)
+        return await answer_group_member(group, number, ask, config, stop, acting)
 
     def to_samples(prompt: Prompt, number: int, made: Answer) -> list[Sample]:
         return answer_samples(prompt, 0, number, made, tokenizer)
