@@ -64,14 +64,13 @@ async def _chat(found: list[FoundPolicy], device: str, options: argparse.Namespa
             if question == "/again":
                 states = first
                 continue
-            states = [said(state, question) for state in states]
+            asked = [said(state, question) for state in states]
             try:
-                states = await _answers(talkers, states, manner, options.max_new_tokens, console)
+                states = await _answers(talkers, asked, manner, options.max_new_tokens, console)
             except RolloutsError as error:
                 console.print(Text(f"error: {error}", "red"), soft_wrap=True)
                 if options.prompt:
                     return 1
-                states = [state.__class__(state.messages[:-1], state.tools) for state in states]
     return 0
 
 

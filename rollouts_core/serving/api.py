@@ -88,9 +88,7 @@ async def _chat(talker: Talker, asked: Asked) -> dict[str, Any]:
     answers: list[Answered | None] = [None] * len(asked.manners)
 
     async def answer(place: int, manner: Manner) -> None:
-        async for part in talker.endpoint(asked.tools, manner).stream(state, asked.max_tokens):
-            if isinstance(part, Answered):
-                answers[place] = part
+        answers[place] = await talker.endpoint(asked.tools, manner).complete(state, asked.max_tokens)
 
     await _all_of([partial(answer, place, manner) for place, manner in enumerate(asked.manners)])
     done = [one for one in answers if one is not None]

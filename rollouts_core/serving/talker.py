@@ -7,9 +7,10 @@ conversations share one engine, and each turn goes on from exactly what was made
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import anyio
 from transformers.utils.logging import disable_progress_bar
@@ -59,17 +60,14 @@ class Talker:
     max_length: int
     """The context, in tokens."""
     environment: Environment | None
-    counted: list[int] = field(default_factory=lambda: [0])
-    """How many turns were asked for: no two requests under way may have one name."""
 
     def endpoint(self, tools: Sequence[Data], manner: Manner) -> EngineEndpoint:
         """For one turn. Raises `BadInput` where the model's template can't speak of these tools."""
-        self.counted[0] += 1
         return EngineEndpoint(
             self.engine.generate,
             turn_format(self.tokenizer, tools),
             self.max_length,
-            f"turn-{self.counted[0]}",
+            f"turn-{uuid4().hex}",
             manner.seed,
             manner.temperature,
             manner.truncation,
@@ -95,6 +93,8 @@ class Talker:
             for result in results:
                 yield result
             state = apply(state, Observed(tuple(results)))
+            if state.stop is not None:
+                break
         yield replace(state, stop=None)
 
     def begin(self, system: str = "") -> AgentState:

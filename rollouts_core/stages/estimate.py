@@ -133,7 +133,8 @@ def _parts(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[
             asked = min(RUNNING, (wanted.limit or rows.get("heldout/rows", RUNNING)) * wanted.samples_per_prompt)
             generation = _engine(size, asked, prompt + wanted.max_new_tokens, "evaluation.limit")
             reading = min(PREFILL_TOKENS, asked * prompt) * (4 * size.hidden + 3 * size.intermediate) * size.bytes_each
-            return [*generation, Part("reading prompts", reading, "evaluation.limit")]
+            logits = asked * size.vocabulary * (3 * FLOAT32 + 2 * 8)  # sampled from in float64
+            return [*generation, Part("reading prompts", max(reading, logits), "evaluation.limit")]
     return []
 
 
@@ -155,10 +156,9 @@ def _trained(size: ModelSize, section: str, a_pass: int, learnt: int, saves: boo
 
 
 def _engine(size: ModelSize, rows: int, columns: int, field: str) -> list[Part]:
-    """Its own weights, keys and values, and a batch of logits, which are sampled from in float64."""
+    """What stays; what a step of generation holds besides is gone when the trainer's pass begins."""
     cache = rows * columns * size.cache_per_token
-    logits = rows * size.vocabulary * (3 * FLOAT32 + 2 * 8)
-    return [Part("the engine's weights", size.weights, "engine.kind"), Part("keys and values", cache + logits, field)]
+    return [Part("the engine's weights", size.weights, "engine.kind"), Part("keys and values", cache, field)]
 
 
 def _time(
