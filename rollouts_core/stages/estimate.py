@@ -129,12 +129,7 @@ def _parts(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[
                 parts += _engine(size, rows_at_once, prompt + rl.max_new_tokens, "engine.max_running_requests")
             return [*parts, *([Part("the reference", size.weights, "rl.kl_coef")] if rl.kl_coef else [])]
         case EvaluateSpec():
-            wanted, prompt = stage.spec.evaluation, mean_length(rows, "heldout", config.data.max_length)
-            asked = min(RUNNING, (wanted.limit or rows.get("heldout/rows", RUNNING)) * wanted.samples_per_prompt)
-            generation = _engine(size, asked, prompt + wanted.max_new_tokens, "evaluation.limit")
-            reading = min(PREFILL_TOKENS, asked * prompt) * (4 * size.hidden + 3 * size.intermediate) * size.bytes_each
-            logits = asked * size.vocabulary * (3 * FLOAT32 + 2 * 8)  # sampled from in float64
-            return [*generation, Part("reading prompts", max(reading, logits), "evaluation.limit")]
+            return _evaluated(stage.spec, size, rows)
     return []
 
 
@@ -153,6 +148,22 @@ def _trained(size: ModelSize, section: str, a_pass: int, learnt: int, saves: boo
     kept = Part("a pass", a_pass * size.per_token * size.bytes_each + logits, f"{section}.tokens_per_pass")
     checkpoint = 3 * size.parameters * FLOAT32 if saves else 0
     return [*copies, kept, Part("a checkpoint", checkpoint, f"{section}.checkpoint_every")]
+
+
+def _evaluated(spec: EvaluateSpec, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
+    """The embedded engine alone. Its own decoder joins weights, and holds those twice while it does."""
+    wanted, prompt = spec.evaluation, mean_length(rows, "heldout", spec.max_length)
+    asked = min(RUNNING, (wanted.limit or rows.get("heldout/rows", RUNNING)) * wanted.samples_per_prompt)
+    heads = size.query + 2 * size.keys
+    widths = 4 * size.hidden + 3 * size.intermediate + 2 * heads
+    reading = min(PREFILL_TOKENS, asked * prompt) * widths * size.bytes_each
+    logits = asked * size.vocabulary * (3 * FLOAT32 + 2 * 8)  # sampled from in float64
+    joined = size.layers * size.hidden * (heads + 2 * size.intermediate) * size.bytes_each
+    return [
+        *_engine(size, asked, prompt + wanted.max_new_tokens, "evaluation.limit"),
+        Part("weights while they are joined", joined),
+        Part("reading prompts", max(reading, logits), "evaluation.limit"),
+    ]
 
 
 def _engine(size: ModelSize, rows: int, columns: int, field: str) -> list[Part]:
