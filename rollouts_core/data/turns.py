@@ -82,7 +82,7 @@ def stop_tokens(tokenizer: Any) -> Tokens:
     Raises `BadInput` where a chat template ends no turn and there is no end of sequence: no model could learn to end.
     """
     own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    return _stop_tokens(chat_format(tokenizer), tokenizer, own) if tokenizer.chat_template else own
+    return _stop_tokens(chat_format(tokenizer), tokenizer, own) if getattr(tokenizer, "chat_template", None) else own
 
 
 def first_tokens(form: TurnFormat, messages: Sequence[Message]) -> Tokens:

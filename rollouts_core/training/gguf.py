@@ -1,31 +1,31 @@
 """A model directory out of a GGUF file, for models that can be had in no other form.
 
+    python -m rollouts_core.training.gguf FILE PARENT       makes PARENT/<the file's name without .gguf>
+
 What the quantisation took away stays away: the weights are the file's, written out in float32. It needs the package
 `gguf`.
 """
 
-import hashlib
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 from rollouts_core.errors import BadInput
 
 
-def unpack_gguf(file: Path, cache: Path) -> Path:
-    """The model directory of a GGUF file, below `cache`; made once for each content, by whoever asks first.
+def unpack_gguf(file: Path, parent: Path) -> Path:
+    """The model directory of a GGUF file, below `parent`; one that is there is left as it is.
 
     Raises `BadInput` when the file is not there, `gguf` is not installed, or transformers does not know the model.
     """
     if not file.is_file():
         raise BadInput(f"no such file: {file}")
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    place = cache / f"{file.stem}-{digest[:12]}"
+    place = parent / file.stem
     if place.is_dir():
         return place
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{file.stem}-", dir=cache) as scratch:
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{file.stem}-", dir=parent) as scratch:
         made = Path(scratch) / "model"
         _unpack(file, made)
         try:
@@ -53,3 +53,7 @@ def _unpack(file: Path, directory: Path) -> None:
     model.tie_weights()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    print(unpack_gguf(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -54,7 +54,7 @@ def nulls(field: Any) -> int:
 def test_each_config_has_a_deployment_and_evaluation_and_gc_have_one(tmp_path: Path) -> None:
     configs = read_configs(CONFIGS, str(tmp_path))
     deployments = deployments_of(configs, tmp_path)
-    assert [entry["name"] for entry in deployments] == ["arithmetic", "calculator", "evaluate", "gc"]
+    assert [entry["name"] for entry in deployments] == ["arithmetic", "calculator", "smollm2", "evaluate", "gc"]
     written = yaml.safe_load(write_prefect_yaml(deployments, tmp_path).read_text())
     first = written["deployments"][0]
     assert from_data(first["parameters"]["config"]) == configs["arithmetic"]

@@ -36,6 +36,7 @@ def test_chat_answers_what_it_is_asked_and_two_side_by_side(rollouts: Rollouts, 
     assert both.out.split("\n") == [f"{policy.parent}:", answer, f"{policy}:", answer, ""]
 
 
+@pytest.mark.slow
 def test_chat_reads_lines_and_goes_on(policy: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "chat", str(policy), "--max-new-tokens", "8", "--cpu"],

@@ -1,5 +1,6 @@
 """Tiny models and tokenizers for tests."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ SHAPE: dict[str, Any] = {
 
 def tiny_model(seed: int = 0, architecture: Any = None, **changes: Any) -> Any:
     """A randomly initialised model, its weights large enough that its choices are far from uniform."""
-    config = architecture or tiny_architecture(**changes)
+    config = copy.deepcopy(architecture) or tiny_architecture(**changes)
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 

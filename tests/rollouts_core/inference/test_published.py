@@ -102,6 +102,7 @@ def test_each_fault_is_one_message(directory: Path, spoil: Callable[[Path], None
     assert str(directory) in problem
 
 
+@pytest.mark.slow
 def test_a_plan_is_refused_with_all_that_is_wrong(
     rollouts: Callable[..., Done], config_file: Callable[..., Path], directory: Path
 ) -> None:
