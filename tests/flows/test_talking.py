@@ -74,6 +74,7 @@ def serving(policy: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_serve_answers_openai_s_client_until_it_is_interrupted(
     serving: "subprocess.Popen[str]", rollouts: Rollouts, policy: Path
 ) -> None:
