@@ -9,6 +9,14 @@ from rollouts_core.store.store import Store
 
 def find_manifest(store: Store, name: str) -> Manifest:
     """Raises `BadInput` when no artifact, or several, are meant."""
+    if manifest := manifest_if_any(store, name):
+        return manifest
+    where = f"the store {store.url or store.home}"
+    raise BadInput(f"no artifact {name} in {where}; `rollouts show RUN` names those of a run")
+
+
+def manifest_if_any(store: Store, name: str) -> Manifest | None:
+    """Raises `BadInput` when several artifacts are meant."""
     parts = Path(name).parts
     wanted = parts[parts.index("artifacts") + 1] if "artifacts" in parts[:-1] else name
     found = [
@@ -19,8 +27,7 @@ def find_manifest(store: Store, name: str) -> Manifest:
     exact = [manifest for manifest in found if manifest.artifact.directory == wanted]
     if exact or len(found) == 1:
         return (exact or found)[0]
-    where = f"the store {store.url or store.home}"
     if not found:
-        raise BadInput(f"no artifact {name} in {where}; `rollouts show RUN` names those of a run")
+        return None
     names = ", ".join(manifest.artifact.directory for manifest in found[:5])
-    raise BadInput(f"{name} may be {len(found)} artifacts in {where}: {names}")
+    raise BadInput(f"{name} may be {len(found)} artifacts in the store {store.url or store.home}: {names}")

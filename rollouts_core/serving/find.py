@@ -6,6 +6,7 @@ from pathlib import Path
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput
+from rollouts_core.housekeeping.find import manifest_if_any
 from rollouts_core.observe.runs import RunRecord, find_run, list_runs
 from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import Store
@@ -32,18 +33,16 @@ def find_policy(store: Store, name: str) -> FoundPolicy:
             return FoundPolicy(name.rstrip("/"), directory)
     if any(record.run_id.startswith(name) for record in list_runs(store.home)):
         return _of_run(store, find_run(store.home, name))
-    named = [manifest.artifact for manifest in store.manifests() if manifest.artifact.directory.startswith(name)]
-    if len(named) > 1:
-        raise BadInput(f"{name} may be {len(named)} artifacts: {', '.join(one.directory for one in named[:5])}")
-    if not named:
+    manifest = manifest_if_any(store, name)
+    if manifest is None:
         raise BadInput(
             f"{name} is no model directory, no run and no artifact of the store {store.url or store.home}; "
             "`rollouts runs` lists runs"
         )
-    directory = store.open(named[0]) / "policy"
+    directory = store.open(manifest.artifact) / "policy"
     if not directory.is_dir():
-        raise BadInput(f"the artifact {named[0].directory} has no policy: only sft, dpo and rl make one")
-    return FoundPolicy(named[0].directory, directory)
+        raise BadInput(f"the artifact {manifest.artifact.directory} has no policy: only sft, dpo and rl make one")
+    return FoundPolicy(manifest.artifact.directory, directory)
 
 
 def _of_run(store: Store, record: RunRecord) -> FoundPolicy:
