@@ -3,14 +3,21 @@
 Decision: torch's fused kernel wherever it computes what is asked. It knows neither soft caps (Gemma 2) nor sinks
 (gpt-oss); those are computed by FlexAttention on CUDA and written out on the CPU, where FlexAttention has no gradient.
 
+It is given to transformers as an attention implementation, so it serves every family whose layers hand their keyword
+arguments on, which all that use transformers' attention interface do.
+
 Legend: R rows of a block, Q queries and L keys of each, H query heads, K key-value heads, D head size.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from rollouts_core.errors import BadInput
 
 
 class Scores(NamedTuple):
@@ -29,11 +36,42 @@ class Scores(NamedTuple):
         return self.softcap is None and self.sinks_H is None
 
 
-def scores_of(
-    query: torch.Tensor, scaling: float | None, window: int | None, softcap: float | None, sinks_H: torch.Tensor | None
-) -> Scores:
-    """Of what transformers hands to an attention function; the scale is 1 / sqrt(D) where it says none."""
-    return Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap, sinks_H)
+Mixing = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, Scores], torch.Tensor]
+"""Queries RHQD, keys RKLD and values RKLD of a layer, what the pass was given, and the layer's scores: RHQD."""
+
+
+def use_attention(model: Any, name: str, given: str, mix: Mixing) -> None:
+    """Make a transformers model attend by `mix`. Each forward pass gets the keyword argument `given`.
+
+    Raises `BadInput` where its layers need what this does not compute.
+    """
+
+    def attention(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        if others.get(given) is None:
+            raise BadInput("the model does not hand a pass's keyword arguments on to its attention")
+        if dropout:
+            raise BadInput("the model's attention has dropout, which is not computed here")
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = Scores(scale, sliding_window, softcap, s_aux)
+        return mix(query, key, value, others[given], scores).transpose(1, 2), None
+
+    AttentionInterface.register(name, attention)
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise BadInput(f"{model.config.model_type} does not take attention from transformers' interface")
 
 
 def attend(

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, Cache
+from transformers import Cache
 
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.attention import attend, scores_of
+from rollouts_core.inference.attention import Scores, attend, use_attention
 from rollouts_core.inference.cache_rows import CacheRows, LayerShape
 from rollouts_core.inference.tiles import TILE, round_up
 
@@ -28,10 +28,7 @@ class CachedDecoder:
 
     def __init__(self, model: Any, length: int) -> None:
         """Raises `BadInput` where the model's attention can't be ours."""
-        AttentionInterface.register(NAME, _attention)
-        model.set_attn_implementation(NAME)
-        if model.config._attn_implementation != NAME:
-            raise BadInput(f"{model.config.model_type} does not take attention from transformers' interface")
+        use_attention(model, NAME, "rows", _mix)
         self._model = model
         first = next(model.parameters())
         self.device = first.device
@@ -144,24 +141,8 @@ def _layer_shapes(model: Any) -> list[LayerShape]:
     return [shapes.found[number] for number in sorted(shapes.found)]
 
 
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: object,
-    *,
-    rows: _Rows | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **others: object,
-) -> tuple[torch.Tensor, None]:
-    """Fits transformers' attention interface: BHTD in, BTHD out. Rows that are padding get zeros."""
-    if rows is None:
-        raise BadInput("the model does not hand a pass's keyword arguments on to its attention")
-    allowed = rows.allowed(sliding_window)[..., : key.shape[2]]
-    scores = scores_of(query, scaling, sliding_window, softcap, s_aux)
-    mixed_BTHD = attend(query[: rows.count], key, value, allowed, scores).transpose(1, 2)
-    return F.pad(mixed_BTHD, (0, 0, 0, 0, 0, 0, 0, len(query) - rows.count)), None
+def _mix(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: _Rows, scores: Scores) -> torch.Tensor:
+    """Rows that are padding get zeros."""
+    allowed = rows.allowed(scores.window)[..., : key.shape[2]]
+    mixed = attend(query[: rows.count], key, value, allowed, scores)
+    return F.pad(mixed, (0, 0, 0, 0, 0, 0, 0, len(query) - rows.count))

@@ -183,6 +183,11 @@ class TorchEngine:
         """Take a finished request's completion, None while it is not finished."""
         return self._finished.pop(request_id, None)
 
+    def so_far(self, request_id: str) -> Completion | None:
+        """What there is of a running request's answer, as if it were aborted now."""
+        there = next((entry for entry in self._running if entry.request.request_id == request_id), None)
+        return _completion(there, "abort") if there else None
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests at once; they complete with what they have."""
         ended = set(request_ids)
@@ -286,15 +291,19 @@ class TorchEngine:
         return any(text in said for text in entry.request.stop)
 
     def _finish(self, entry: _Running, reason: FinishReason) -> None:
-        self._finished[entry.request.request_id] = Completion(
-            entry.request.request_id, tuple(entry.tokens), tuple(entry.log_probs), tuple(entry.versions), reason
-        )
+        self._finished[entry.request.request_id] = _completion(entry, reason)
 
     def _free(self, row: int) -> None:
         last = self._running.pop()
         if row < len(self._running):
             self._running[row] = last
             self._decoder.cache.copy_row(len(self._running), row, last.position)
+
+
+def _completion(entry: _Running, reason: FinishReason) -> Completion:
+    return Completion(
+        entry.request.request_id, tuple(entry.tokens), tuple(entry.log_probs), tuple(entry.versions), reason
+    )
 
 
 def copy_of(model: Any) -> Any:

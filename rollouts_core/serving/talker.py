@@ -23,6 +23,7 @@ from rollouts_core.environments.environment import Environment
 from rollouts_core.environments.registry import check_environment, load_environment
 from rollouts_core.environments.tools import failed
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.endpoints.engine import EngineEndpoint
 from rollouts_core.inference.engine import EVERYTHING, InferenceEngine, Truncation
 from rollouts_core.inference.registry import embedded_engine, engine_for
@@ -72,6 +73,7 @@ class Talker:
             manner.temperature,
             manner.truncation,
             manner.stop,
+            follow=self.engine.follow if isinstance(self.engine, EmbeddedEngine) else None,
         )
 
     async def answer(

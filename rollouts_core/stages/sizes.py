@@ -1,6 +1,7 @@
 """How large a model is, by its files' headers or by its config; and what a pass over tokens holds."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,6 +44,31 @@ class ModelSize:
         """
         layer = 4 * self.intermediate + 6 * self.hidden + 5.5 * self.query + 5.5 * self.keys
         return round(self.layers * layer + 15 * self.hidden)
+
+    @property
+    def per_token_recomputed(self) -> int:
+        """The same where activations are computed again: each layer's input, and one layer's at a time."""
+        return self.layers * self.hidden + self.per_token // max(1, self.layers)
+
+    @property
+    def in_layers(self) -> int:
+        """Of the layers' matrices."""
+        return sum(entering * leaving for entering, leaving in self._linear.values()) * self.layers
+
+    def adapters(self, rank: int, targets: Sequence[str]) -> int:
+        """Of adapters of this rank to the linear layers with these names; none: all of them."""
+        chosen = [shape for name, shape in self._linear.items() if not targets or name in targets]
+        return sum(rank * (entering + leaving) for entering, leaving in chosen) * self.layers
+
+    @property
+    def _linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's linear layers, by the names that most families give them."""
+        wide, query, keys = self.hidden, self.query, self.keys
+        feed = self.intermediate
+        return {
+            "q_proj": (wide, query), "k_proj": (wide, keys), "v_proj": (wide, keys), "o_proj": (query, wide),
+            "gate_proj": (wide, feed), "up_proj": (wide, feed), "down_proj": (feed, wide),
+        }  # fmt: skip
 
     @property
     def cache_per_token(self) -> int:

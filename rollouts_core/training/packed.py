@@ -8,9 +8,6 @@ like length, which costs little because attention over short rows is cheap.
 Decision: a prompt that several answers share stands in the row once. Its tokens are computed once, and each answer
 attends to it and to itself: exactly what the answer would see with a copy of its own.
 
-It is given to transformers as an attention implementation of its own, so it serves every family whose layers hand their
-keyword arguments on, which all that use transformers' attention interface do.
-
 Legend: N tokens of the row, H query heads, K key-value heads, D head size, R rows of a block, Q queries and L keys of
 each.
 """
@@ -24,10 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface
 
-from rollouts_core.errors import BadInput
-from rollouts_core.inference.attention import Scores, attend, scores_of
+from rollouts_core.inference.attention import Scores, attend, use_attention
 
 NAME = "rollouts_packed"
 Places = npt.NDArray[np.int64]
@@ -76,14 +71,9 @@ def padding_of(spans: Sequence[Span], device: torch.device, dtype: torch.dtype) 
 
 
 def use_packed_attention(model: Any) -> None:
-    """Make a transformers model attend as the `attention` says that each forward pass is given.
-
-    Raises `BadInput` where its layers need what this does not compute.
-    """
-    AttentionInterface.register(NAME, _attention)
-    model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
-        raise BadInput(f"{model.config.model_type} does not take attention from transformers' interface")
+    """Make a transformers model attend as the `attention` says that each forward pass is given. Raises as
+    `use_attention`."""
+    use_attention(model, NAME, "attention", _mix)
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
@@ -173,29 +163,12 @@ class _Padded:
         return attend(query, key, value, allowed, scores).transpose(1, 2).flatten(0, 1)
 
 
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: object,
-    *,
-    attention: Attention | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **others: object,
-) -> tuple[torch.Tensor, None]:
-    """Fits transformers' attention interface: 1HND in, 1NHD out."""
-    if attention is None:
-        raise BadInput("the model does not hand a pass's keyword arguments on to its attention")
-    if dropout:
-        raise BadInput("the model's attention has dropout, which packed attention does not compute")
+def _mix(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention: Attention, scores: Scores
+) -> torch.Tensor:
+    """Of the one row."""
     query_NHD, key_NKD, value_NKD = (whole[0].transpose(0, 1) for whole in (query, key, value))
-    scores = scores_of(query, scaling, sliding_window, softcap, s_aux)
-    return attention(query_NHD, key_NKD, value_NKD, scores)[None], None
+    return attention(query_NHD, key_NKD, value_NKD, scores).transpose(0, 1)[None]
 
 
 @lru_cache(maxsize=4)

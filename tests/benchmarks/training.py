@@ -174,7 +174,7 @@ def trl_grpo() -> dict[str, float]:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             times.append(time.perf_counter())
-            control.should_training_stop = _reached(rewards)
+            control.should_training_stop |= _reached(rewards)
 
     with tempfile.TemporaryDirectory() as directory:
         settings = GRPOConfig(

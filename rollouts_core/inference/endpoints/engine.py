@@ -5,7 +5,8 @@ holds nothing: any state can be gone on from, with exactly the tokens that led t
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
@@ -16,7 +17,9 @@ from rollouts_core.types.episode import AgentState, Answered, Sampled, Usage
 
 Tokens = tuple[int, ...]
 PIECE = 16
-"""Tokens that a stream waits for."""
+"""Tokens that a stream asks for at once, where the engine's answers can't be followed."""
+SHOWN_PER_READ = 64
+"""An answer of so many tokens is read again when there is one more, a longer one when it is so much longer."""
 HALF_SAID = re.compile(r"(\ufffd+|[<\[{][^>\]}]*)$")
 """What may become a character, or the beginning of a call."""
 
@@ -48,6 +51,8 @@ class EngineEndpoint:
     """Texts that end a turn."""
     prompt: Tokens = ()
     """The episode's beginning as tokens, where it is encoded already."""
+    follow: Callable[[GenerationRequest], AsyncGenerator[Completion]] | None = None
+    """An engine's answer as it grows, its last item whole; None: streams ask for one piece behind the other."""
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises what `generate` raises, `ContextOverflow` where no token fits, `MalformedAnswer` where the chat
@@ -56,26 +61,35 @@ class EngineEndpoint:
         return self._answered(state, given, request, await self.generate(request))
 
     async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
-        """What is said as it comes, a few tokens at a time, then the whole turn. Raises as `complete` does.
+        """What is said as it comes, then the whole turn, which is that of `complete` where the engine honours seeds.
 
-        Each piece goes on from the tokens before it, as a request of its own; given an engine that honours seeds, the
-        turn is that of `complete`.
+        Raises as `complete` does.
         """
         given, request = self._asked(state, max_tokens)
-        made: Completion | None = None
-        told = ""
-        while made is None or (made.finish_reason == "length" and len(made.tokens) < request.max_new_tokens):
-            before = made.tokens if made else ()
-            upto = min(request.max_new_tokens, len(before) + PIECE)
-            made = joined(made, await self.generate(replace(request, max_new_tokens=upto, generated=before)))
-            said = HALF_SAID.sub("", read_turn(self.form, made.tokens, state.turn_idx).content)
-            if said.startswith(told) and said != told:
-                yield said[len(told) :]
-                told = said
+        made, told, read = None, "", 0
+        async with aclosing((self.follow or self._in_pieces)(request)) as parts:
+            async for made in parts:
+                if len(made.tokens) <= read + read // SHOWN_PER_READ:
+                    continue
+                read = len(made.tokens)
+                said = HALF_SAID.sub("", read_turn(self.form, made.tokens, state.turn_idx).content)
+                if said.startswith(told) and said != told:
+                    yield said[len(told) :]
+                    told = said
+        assert made is not None, "an answer's last item is there even where it has no token"
         answered = self._answered(state, given, request, made)
         if (rest := answered.message.content.removeprefix(told)) and answered.message.content.startswith(told):
             yield rest
         yield answered
+
+    async def _in_pieces(self, request: GenerationRequest) -> AsyncGenerator[Completion]:
+        """Each goes on from the tokens before it, as a request of its own: cheap where the engine has them cached."""
+        made = await self.generate(replace(request, max_new_tokens=min(request.max_new_tokens, PIECE)))
+        while made.finish_reason == "length" and len(made.tokens) < request.max_new_tokens:
+            yield made
+            upto = min(request.max_new_tokens, len(made.tokens) + PIECE)
+            made = joined(made, await self.generate(replace(request, max_new_tokens=upto, generated=made.tokens)))
+        yield made
 
     def _asked(self, state: AgentState, max_tokens: int | None) -> tuple[Given, GenerationRequest]:
         given = self._given(state)

@@ -201,9 +201,10 @@ def test_an_episode_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
         assert sample.tokens[len(sample.prompt.tokens) :] == whole_batch.samples[0].tokens[len(sample.prompt.tokens) :]
 
 
+@pytest.mark.parametrize("followed", [False, True], ids=["in pieces", "followed"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_stream_says_what_the_whole_turn_says(temperature: float) -> None:
-    """Over the embedded engine, in pieces that go on from one another's tokens."""
+def test_a_stream_says_what_the_whole_turn_says(temperature: float, followed: bool) -> None:
+    """Over the embedded engine."""
     form = turn_format(TOKENIZER)
     model = tiny_model(architecture=ARCHITECTURE)
     state = AgentState((Message("user", "12*3"),))
@@ -211,7 +212,8 @@ def test_a_stream_says_what_the_whole_turn_says(temperature: float) -> None:
     async def both() -> tuple[list[Any], Any]:
         engine = EmbeddedEngine(TorchEngine(model, 128, 4))
         await engine.update_weights(dict(model.named_parameters()), 0)
-        endpoint = EngineEndpoint(engine.generate, form, 128, "a", 7, temperature)
+        follow = engine.follow if followed else None
+        endpoint = EngineEndpoint(engine.generate, form, 128, "a", 7, temperature, follow=follow)
         return [piece async for piece in endpoint.stream(state, 50)], await endpoint.complete(state, 50)
 
     (*pieces, answered), whole = anyio.run(both)

@@ -11,6 +11,7 @@ from rollouts_core.config import PipelineConfig, PretrainedModel
 from rollouts_core.memory import GIB
 from rollouts_core.stages import estimate as module
 from rollouts_core.stages.estimate import Estimate, estimate, misfit
+from rollouts_core.stages.peaks import Part
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.sizes import size_of
 from rollouts_core.store.local import LocalStore
@@ -66,8 +67,8 @@ def test_memory_is_counted_part_by_part(tmp_path: Path, pipeline_config: Pipelin
 
 
 def test_what_does_not_fit_is_told_with_the_field_to_change() -> None:
-    part = module.Part("a pass", 3 * GIB, "sft.tokens_per_pass")
-    small = module.Part("weights", GIB, "model")
+    part = Part("a pass", 3 * GIB, "sft.tokens_per_pass")
+    small = Part("weights", GIB, "model")
     entries = [Estimate("sft", False, (small, part)), Estimate("rl-1", True, (small, part))]
     assert misfit(entries, 5 * GIB) == []
     (problem,) = misfit(entries, 2 * GIB)

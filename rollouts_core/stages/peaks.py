@@ -1,0 +1,111 @@
+"""What a stage's process holds at its peak, part by part, so that a config that doesn't fit is told what to change.
+
+Counted, not measured: what is there at once when the largest pass is computed. Answers count as long as they may be.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollouts_core.config import DPOConfig, PipelineConfig, RLConfig, SFTConfig
+from rollouts_core.stages.sizes import FLOAT32, ModelSize
+from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec
+from rollouts_core.stages.stage import Stage
+from rollouts_core.stages.workload import mean_length
+
+CHUNK = 2**26 * FLOAT32
+"""Bytes of the logits that exist at once in training (`training.policy`); three such chunks at the peak."""
+PREFILL_TOKENS = 16384
+"""Of `inference.torch_engine`."""
+RUNNING = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    bytes: int
+    field: str = ""
+    """Of the config, which makes it smaller."""
+
+
+def parts_of(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
+    """Of one rank, the first, which generates as well. `rows`: what tokenization has counted."""
+    match stage.spec:
+        case SFTSpec(training=training):
+            sequence = mean_length(rows, "demonstrations", config.data.max_length)
+            a_pass = min(training.tokens_per_pass, training.batch_size * sequence)
+            return _trained(config, training, "sft", size, a_pass, a_pass, training.steps)
+        case DPOSpec(training=training):
+            sequence = 2 * mean_length(rows, "preferences", config.data.max_length)
+            a_pass = min(training.tokens_per_pass, training.batch_size * sequence)
+            parts = _trained(config, training, "dpo", size, a_pass, a_pass, training.steps)
+            return [*parts, Part("the reference", size.weights, "model")]
+        case RLSpec(training=rl):
+            prompt = mean_length(rows, "prompts", config.data.max_length)
+            answers = rl.batch_size * rl.n_samples_per_prompt
+            a_pass = min(rl.tokens_per_pass, rl.batch_size * prompt + answers * rl.max_new_tokens)
+            learnt = min(a_pass, answers * rl.max_new_tokens)
+            parts = _trained(config, rl, "rl", size, a_pass, learnt, stage.spec.stop - stage.spec.start)
+            if config.engine.kind == "embedded":
+                rows_at_once = min(answers, config.engine.max_running_requests)
+                parts += _engine(size, rows_at_once, prompt + rl.max_new_tokens, "engine.max_running_requests")
+            return [*parts, *([Part("the reference", size.weights, "rl.kl_coef")] if rl.kl_coef else [])]
+        case EvaluateSpec():
+            return _evaluated(stage.spec, size, rows)
+    return []
+
+
+def _trained(
+    config: PipelineConfig,
+    training: SFTConfig | DPOConfig | RLConfig,
+    section: str,
+    size: ModelSize,
+    a_pass: int,
+    learnt: int,
+    steps: int,
+) -> list[Part]:
+    """`a_pass`, `learnt`: tokens of the largest pass, and those of them with a log-probability.
+
+    A bfloat16 model has float32 weights to step in as well. A checkpoint holds weights and moments once more while a
+    step is computed. Shards are gathered whole when weights are published.
+    """
+    backend, ranks = config.backend, config.backend.processes
+    lora = backend.lora
+    trained = size.parameters if lora is None else size.adapters(lora.rank, lora.targets)
+    inside = trained if lora else size.in_layers
+    moments = trained * 2 - (inside if training.optimizer == "muon" else 0)
+    masters = trained if size.bytes_each < FLOAT32 or ranks > 1 else 0
+    weights = size.weights + (0 if lora is None else trained * FLOAT32)
+    checkpoint = (size.parameters if lora is None else size.parameters + trained) + moments
+    kept = size.per_token_recomputed if backend.activation_checkpointing else size.per_token
+    logits = 3 * min(CHUNK, learnt * size.vocabulary * FLOAT32)
+    return [
+        Part("weights", weights // ranks + masters // ranks * FLOAT32, "model"),
+        *([Part("gathered weights", size.parameters * FLOAT32, "model")] if ranks > 1 else []),
+        Part("gradients", trained * FLOAT32 // ranks, "backend.lora"),
+        Part("optimizer", moments * FLOAT32 // ranks, "backend.lora"),
+        Part("a pass", a_pass * kept * size.bytes_each + logits, f"{section}.tokens_per_pass"),
+        *([Part("a checkpoint", checkpoint * FLOAT32 // ranks, f"{section}.checkpoint_every")]
+          if steps > training.checkpoint_every else []),
+    ]  # fmt: skip
+
+
+def _evaluated(spec: EvaluateSpec, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
+    """The embedded engine alone. Its own decoder joins weights, and holds those twice while it does."""
+    wanted, prompt = spec.evaluation, mean_length(rows, "heldout", spec.max_length)
+    asked = min(RUNNING, (wanted.limit or rows.get("heldout/rows", RUNNING)) * wanted.samples_per_prompt)
+    heads = size.query + 2 * size.keys
+    widths = 4 * size.hidden + 3 * size.intermediate + 2 * heads
+    reading = min(PREFILL_TOKENS, asked * prompt) * widths * size.bytes_each
+    logits = asked * size.vocabulary * (3 * FLOAT32 + 2 * 8)  # sampled from in float64
+    joined = size.layers * size.hidden * (heads + 2 * size.intermediate) * size.bytes_each
+    return [
+        *_engine(size, asked, prompt + wanted.max_new_tokens, "evaluation.limit"),
+        Part("weights while they are joined", joined),
+        Part("reading prompts", max(reading, logits), "evaluation.limit"),
+    ]
+
+
+def _engine(size: ModelSize, rows: int, columns: int, field: str) -> list[Part]:
+    """What stays; what a step of generation holds besides is gone when the trainer's pass begins."""
+    cache = rows * columns * size.cache_per_token
+    return [Part("the engine's weights", size.weights, "engine.kind"), Part("keys and values", cache, field)]
