@@ -19,7 +19,7 @@ import pytest
 from infra.host import jobs
 from infra.servers.job import serve_job
 from infra.servers.model import ServedModel
-from rollouts_core.config import EngineConfig
+from rollouts_core.config import EngineConfig, placement_of
 from rollouts_core.inference.replicas import SupervisedServers
 
 START_SECONDS = 300.0
@@ -53,9 +53,9 @@ def running_servers(
     """Started as the pipeline starts them: a job with its runner, ended with all that belongs to it."""
     config_python = config.python or engine_python(config.kind)
     memory = f"/dev/shm/rollouts-tests.{secrets.token_hex(8)}"
-    job = serve_job(
-        "tests", (sys.executable, "-m", "infra.host.servers", "{directory}"), config, model, config_python, 0, memory
-    )
+    placement = placement_of(0, 1, config)
+    command = (sys.executable, "-m", "infra.host.servers", "{directory}")
+    job = serve_job("tests", command, config, model, config_python, placement, memory)
     jobs.start(parent, asdict(job), jobs.runner_command(), {})
     servers = RunningServers(parent / job.name)
     try:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.host import collect, environment, gpu_leases, jobs, runner, servers, trees
-from infra.host.facts import facts
+from infra.host.facts import facts, gpus, visible
 from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
 
@@ -89,6 +89,9 @@ def start(work: Path, job: Mapping[str, Any], variables: Mapping[str, str], leas
     """Start a job on a lease; False when the lease has lapsed."""
     if lease is not None and not gpu_leases.use(work / "leases", _name(lease), _name(token), _name(job["name"])):
         return False
+    if leased := variables.get("CUDA_VISIBLE_DEVICES"):
+        named = visible(map(int, leased.split(",")), gpus())
+        variables = {**variables, "CUDA_VISIBLE_DEVICES": named}
     jobs.start(work / "store" / "jobs", {**job, "name": _name(job["name"])}, jobs.runner_command(), variables)
     return True
 

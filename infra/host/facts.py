@@ -2,14 +2,18 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+GPU_LINE = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+MIG_LINE = re.compile(r"\s+MIG (?P<profile>\S*?(?P<gb>\d+)gb\S*)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
 DEADLINE = 20.0
 
 
@@ -30,14 +34,44 @@ def facts(work: Path) -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Of every GPU that the driver names: index, model, memory in MiB, driver version. None without a driver."""
+    """Of every GPU that the driver names, or every MIG slice of one that is cut: place, UUID, model, memory in MiB,
+    driver version. None without a driver."""
+    rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI).splitlines()]
+    rows = [row for row in rows if len(row) == 5 and row[0].isdigit() and row[3].isdigit()]
+    slices = slices_of(_asked(["nvidia-smi", "-L"])) if rows else {}
+    found: list[dict[str, Any]] = []
+    for _, uuid, model, memory, driver in rows:
+        cut = slices.get(uuid) or [(uuid, "", int(memory))]
+        found += [
+            {"index": len(found) + place, "uuid": own, "model": f"{model} {profile}".strip(), "memory": mib,
+             "driver": driver}
+            for place, (own, profile, mib) in enumerate(cut)
+        ]  # fmt: skip
+    return found
+
+
+def visible(places: Iterable[int], there: Sequence[Mapping[str, Any]]) -> str:
+    """`CUDA_VISIBLE_DEVICES` for these places. CUDA counts by speed and the driver by slot, so it is by UUID where the
+    driver tells them."""
+    known = {gpu["index"]: str(gpu["uuid"]) for gpu in there}
+    return ",".join(known.get(place, str(place)) for place in places)
+
+
+def slices_of(listing: str) -> dict[str, list[tuple[str, str, int]]]:
+    """Of `nvidia-smi -L`: the MIG slices of each GPU's UUID, as UUID, profile and MiB."""
+    found: dict[str, list[tuple[str, str, int]]] = {}
+    whole = ""
+    for line in listing.splitlines():
+        if match := GPU_LINE.match(line):
+            whole = match["uuid"]
+        elif match := MIG_LINE.match(line):
+            slice_ = (match["uuid"], f"MIG {match['profile']}", int(match["gb"]) * 1024)
+            found.setdefault(whole, []).append(slice_)
+    return found
+
+
+def _asked(command: list[str]) -> str:
     try:
-        done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=DEADLINE, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]
-    return [
-        {"index": int(row[0]), "model": row[1], "memory": int(row[2]), "driver": row[3]}
-        for row in rows
-        if len(row) == 4 and row[0].isdigit() and row[2].isdigit()
-    ]
+        return ""

@@ -8,6 +8,8 @@ Decision: a lease lives while one of its holders has been heard of within `HOLD_
 one of its jobs runs. An orchestrator that dies leaves the GPUs to its job, which is what uses them; with neither, they
 are free. Whoever looks removes what is dead; there is no service to keep alive.
 
+Decision: a holder that runs on the machine itself keeps the lock of its file, so that it need not say that it lives.
+
 Decision: a run that wants a job which already runs joins the lease of that job. A retry whose predecessor was killed
 finds its GPUs at once, and never waits for itself.
 """
@@ -30,7 +32,7 @@ GONE_SECONDS = 3600.0
 
 
 def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
-    """Lease `gpus` of `total` GPUs to the run `token`: `lease`, `gpus` and `joined`; or `busy`, the leases in the way.
+    """Lease `gpus` GPUs `among` some to the run `token`: `lease`, `gpus`, `joined`; or `busy`, the leases in the way.
 
     `ask` also has `who`, for people, and `jobs`, those that the run is about to want. Asking again is harmless. A run
     that is gone gets nothing: `busy` with no leases.
@@ -46,7 +48,7 @@ def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
             _hold(root / lease["lease"], ask["token"], ask["who"])
             return {"lease": lease["lease"], "gpus": lease["gpus"], "joined": not mine}
         taken = {gpu for lease in leases for gpu in lease["gpus"]}
-        free = [gpu for gpu in range(ask["total"]) if gpu not in taken]
+        free = [gpu for gpu in ask["among"] if gpu not in taken]
         if len(free) < ask["gpus"]:
             return {"busy": [lease for lease in leases if lease["gpus"]]}
         directory = root / secrets.token_hex(4)
@@ -64,6 +66,14 @@ def renew(root: Path, lease: str, token: str) -> bool:
         return False
     os.utime(holder)
     return True
+
+
+@contextmanager
+def held(root: Path, lease: str, token: str) -> Iterator[None]:
+    """Hold the lease by the kernel's lock, with no need to renew it."""
+    with (root / lease / "holders" / token).open("r+") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        yield
 
 
 def use(root: Path, lease: str, token: str, job: str) -> bool:
@@ -112,7 +122,7 @@ def _living(root: Path, jobs: Path) -> list[dict[str, Any]]:
             gone.unlink()
     for directory in sorted(path for path in root.iterdir() if path.is_dir()):
         for holder in (directory / "holders").glob("*"):
-            if time.time() - holder.stat().st_mtime > HOLD_SECONDS:
+            if time.time() - holder.stat().st_mtime > HOLD_SECONDS and not is_held(holder):
                 holder.unlink()
         try:
             lease = json.loads((directory / "lease.json").read_text())
@@ -140,8 +150,8 @@ def _write(directory: Path, lease: dict[str, Any]) -> None:
 def names(leases: Sequence[dict[str, Any]]) -> str:
     """The leases, for a person who waits for them."""
     said = []
-    for lease in leases:
-        what = f", running {lease['running'][0]}" if lease["running"] else ""
+    for lease in sorted(leases, key=lambda lease: list(lease["gpus"])):
+        what = f", running {Path(lease['running'][0]).name}" if lease["running"] else ""
         since = time.strftime("%H:%M:%S", time.gmtime(lease["since"]))
         said.append(f"GPU {','.join(map(str, lease['gpus']))}: {lease['who']} since {since} UTC{what}")
     return "; ".join(said)

@@ -1,40 +1,66 @@
-"""This machine."""
+"""This machine.
 
+Decision: its GPUs are leased among the runs of one user, whatever their stores, by the records that hosts keep
+(`infra.host.gpu_leases`). Without GPUs nothing is leased: whoever uses the machine sees who else does.
+"""
+
+import os
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from infra.errors import MachineError
-from infra.host import jobs
+from infra.errors import LeaseLapsed, MachineError
+from infra.host import gpu_leases, jobs
+from infra.host.facts import gpus, visible
 from infra.machines.machine import Job, JobStatus, Offsets, Watched
+from infra.machines.requirements import wanted_gpus
+from infra.machines.waiting import until_free
+from rollouts_core.config import MachineConfig
+from rollouts_core.errors import BadInput
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.fetch import fetch
 from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
 
 NAME = "local"
+DEFAULTS = MachineConfig()
 
 
 class LocalMachine:
-    """Jobs as detached processes of this user, each in a directory of the store's home. Its artifacts are the store's.
-
-    Nothing is leased: whoever uses this machine sees who else does.
-    """
+    """Jobs as detached processes of this user, each in a directory of the store's home, where its artifacts are too."""
 
     name = NAME
     python = sys.executable
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, settings: MachineConfig = DEFAULTS, who: str = "somebody") -> None:
+        """`who` names the run to those who wait for its GPUs."""
+        self._store, self._settings, self._who = store, settings, who
         self._jobs = store.home / "jobs"
+        self._token = secrets.token_hex(8)
+        self._lease: str | None = None
+        self._gpus: tuple[int, ...] = ()
+        self._held = ExitStack()
 
     @property
     def places(self) -> Mapping[str, str | None]:
         return {"home": str(self._store.home.resolve()), "url": self._store.url}
 
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self._gpus
+
     def claim(self, jobs: Sequence[str]) -> Iterator[str]:
-        yield from ()
+        """Raises `BadInput` where the machine has fewer GPUs than the config asks for."""
+        there = [] if self._settings.device == "cpu" else usable_gpus()
+        wanted = wanted_gpus(self._settings, len(there))
+        if wanted > len(there):
+            raise BadInput(f"machine.gpus: this machine has {len(there)} GPUs to lease, not {wanted}")
+        if wanted:
+            yield from until_free(partial(self._try_claim, wanted, there, jobs), self._settings.wait_hours)
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
         yield from ()
@@ -43,8 +69,13 @@ class LocalMachine:
         return stage
 
     def start(self, job: Job) -> None:
+        variables = {}
+        if self._lease is not None:
+            if not gpu_leases.use(lease_root(), self._lease, self._token, self._place(job.name)):
+                raise LeaseLapsed("the lease of GPUs here is gone")
+            variables["CUDA_VISIBLE_DEVICES"] = visible(self._gpus, gpus())
         try:
-            jobs.start(self._jobs, asdict(job), jobs.runner_command(), {})
+            jobs.start(self._jobs, asdict(job), jobs.runner_command(), variables)
         except jobs.JobError as error:
             raise MachineError(str(error)) from error
 
@@ -77,4 +108,36 @@ class LocalMachine:
         """All of them are in the store."""
 
     def release(self) -> bool:
+        self._held.close()
+        if self._lease is not None:
+            gpu_leases.release(lease_root(), self._jobs, self._token, for_good=True)
         return True
+
+    def _try_claim(self, wanted: int, there: Sequence[int], jobs: Sequence[str]) -> str:
+        """Why it can't be now, nothing when the lease is there."""
+        names = [self._place(job) for job in jobs]
+        ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": there, "jobs": names}
+        answer = gpu_leases.acquire(lease_root(), self._jobs, ask)
+        if "busy" in answer:
+            return f"waiting for {wanted} of {len(there)} GPUs here: {gpu_leases.names(answer['busy'])}"
+        self._lease, self._gpus = answer["lease"], tuple(answer["gpus"])
+        self._held.enter_context(gpu_leases.held(lease_root(), answer["lease"], self._token))
+        return ""
+
+    def _place(self, job: str) -> str:
+        """A job's name in leases that several stores share."""
+        return str((self._jobs / job).resolve())
+
+
+def usable_gpus() -> list[int]:
+    """Places of the GPUs that this process may use: all, or what `CUDA_VISIBLE_DEVICES` leaves."""
+    there = gpus()
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return [gpu["index"] for gpu in there]
+    named = [name.strip() for name in allowed.split(",")]
+    return [gpu["index"] for gpu in there if str(gpu["index"]) in named or gpu["uuid"] in named]
+
+
+def lease_root() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollouts" / "leases"

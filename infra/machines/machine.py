@@ -88,6 +88,10 @@ class Machine(Protocol):
     def places(self) -> Mapping[str, str | None]:
         """`home` and `url` of the store that jobs use there."""
 
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Places of the leased GPUs among those of the machine."""
+
     def claim(self, jobs: Sequence[str]) -> Iterator[str]:
         """Lease what the run needs; yields why it must wait. Raises `MachineError` when it has waited too long."""
 

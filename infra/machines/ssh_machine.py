@@ -5,9 +5,9 @@ import logging
 import secrets
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from infra.host.jobs import CANCEL_DEADLINE, START_DEADLINE
 from infra.host.trees import tree_name
 from infra.machines.machine import Job, JobStatus, Offsets, Watched
 from infra.machines.requirements import passed_variables, wanted_gpus
+from infra.machines.waiting import until_free
 from infra.transfer.inputs import input_trees, placed
 from infra.transfer.library import library_tree
 from infra.transfer.sync import fetch_tree, send_tree
@@ -31,8 +32,6 @@ from rollouts_core.store.manifest import FILES, ArtifactId, FileEntry, Manifest,
 from rollouts_core.store.store import Store
 
 BEAT_SECONDS = 10.0
-QUEUE_SECONDS = 2.0
-SAY_AGAIN_SECONDS = 300.0
 MARGIN = 10.0
 WATCH_SECONDS = 10.0
 """A host that takes longer to say how a job is counts as away."""
@@ -71,15 +70,7 @@ class SSHMachine:
         return self._gpus
 
     def claim(self, jobs: Sequence[str]) -> Iterator[str]:
-        end = time.monotonic() + self._settings.wait_hours * 3600
-        said, told = "", 0.0
-        while reason := self.try_claim(jobs):
-            if time.monotonic() > end:
-                raise MachineError(f"{reason}; waited {self._settings.wait_hours:g} hours (machine.wait_hours)")
-            if reason != said or time.monotonic() - told > SAY_AGAIN_SECONDS:
-                yield reason
-                said, told = reason, time.monotonic()
-            time.sleep(QUEUE_SECONDS)
+        yield from until_free(partial(self.try_claim, jobs), self._settings.wait_hours)
         if self._joined:
             yield f"a job of this run is running on {self.name}: its lease is joined"
 
@@ -88,7 +79,7 @@ class SSHMachine:
         self._beat()
         there = self.remote.host.gpus
         wanted = wanted_gpus(self._settings, there)
-        ask = {"token": self._token, "who": self._who, "gpus": wanted, "total": there, "jobs": list(jobs)}
+        ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
         answer = self.remote.call("acquire", ask=ask)
         if "busy" in answer:
             return f"waiting for {wanted} of {there} GPUs of {self.name}: {gpu_leases.names(answer['busy'])}"

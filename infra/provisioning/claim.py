@@ -1,28 +1,19 @@
 """Machines that are leased together: all or none."""
 
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from infra.errors import MachineError
 from infra.jobs.ranks import ranks_of
 from infra.machines.ssh_machine import SSHMachine
+from infra.machines.waiting import until_free
 
-QUEUE_SECONDS = 2.0
 
-
-def claim_all(machines: Sequence[SSHMachine], jobs: Sequence[str], deadline: float) -> Iterator[str]:
+def claim_all(machines: Sequence[SSHMachine], jobs: Sequence[str], hours: float) -> Iterator[str]:
     """Lease all machines, or none: what was had is given back while one is waited for, so no two groups can block each
     other. Where one of the jobs, or its ranks, run, that lease is joined. Yields why it waits. Raises `MachineError`
-    after `deadline` seconds.
+    after `hours`.
     """
-    end, said = time.monotonic() + deadline, ""
-    while reason := _try_all(machines, [*jobs, *map(ranks_of, jobs)]):
-        if time.monotonic() > end:
-            raise MachineError(f"{reason}; waited {deadline / 3600:g} hours (machine.wait_hours)")
-        if reason != said:
-            yield reason
-            said = reason
-        time.sleep(QUEUE_SECONDS)
+    yield from until_free(partial(_try_all, machines, [*jobs, *map(ranks_of, jobs)]), hours)
 
 
 def _try_all(machines: Sequence[SSHMachine], jobs: Sequence[str]) -> str:

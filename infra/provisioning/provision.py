@@ -45,7 +45,7 @@ PROVIDERS: Mapping[str, Provider] = {"sky": SkyPilot()}
 
 def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
     """For stages that run here in any case."""
-    return MachineSession(LocalMachine(store), store, settings, run)
+    return MachineSession(LocalMachine(store, settings, _who(run)), store, settings, run)
 
 
 def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: RunLog) -> Iterator[str | MachineSession]:
@@ -56,7 +56,11 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     """
     store.check_usable()
     if settings.kind == "local":
-        yield this_machine(settings, store, run)
+        session = this_machine(settings, store, run)
+        if any(not store.has(stage.artifact) for chain in plan.chains for stage in chain):
+            run.endings.note("what is leased here", session.machine.release)
+            yield from session.machine.claim([job_name(chain) for chain in plan.chains])
+        yield session
         return
     passed_variables(settings)
     provider = PROVIDERS.get(settings.kind)
@@ -71,9 +75,9 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     peers = [reach.machine(reach.remote(name, find_host(name))) for name in settings.peers]
     chosen = yield from _chosen(candidates, reach, plan)
     machine = reach.machine(chosen.remote, provider)
-    jobs, wait_seconds = [job_name(chain) for chain in plan.chains], settings.wait_hours * 3600
+    jobs = [job_name(chain) for chain in plan.chains]
     if chosen.missing:
-        yield from claim_all([machine, *peers], jobs, wait_seconds) if peers else machine.claim(jobs)
+        yield from claim_all([machine, *peers], jobs, settings.wait_hours) if peers else machine.claim(jobs)
     for used in (machine, *peers):
         used.note_run(run.run_id, run.record.name, [stage.artifact for stage in plan.stages])
     discard_refreshed(machine, plan, run)
@@ -136,8 +140,7 @@ class _Reach:
 
     def machine(self, remote: Remote, provider: Provider | None = None) -> SSHMachine:
         """The host as a machine, given back with all that is leased there, and to its provider unless others use it."""
-        who = f"{self.run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
-        machine = SSHMachine(remote, self.store, self.settings, who)
+        machine = SSHMachine(remote, self.store, self.settings, _who(self.run))
         self.run.endings.note(f"what is leased on {machine.name}", partial(_release, machine, provider))
         self.run.endings.forget(f"the rented {machine.name}")
         return machine
@@ -145,6 +148,11 @@ class _Reach:
     def leave(self, remote: Remote) -> None:
         remote.close()
         self.run.endings.forget(_connection(remote.name))
+
+
+def _who(run: RunLog) -> str:
+    """Uses a machine: for others who wait for it."""
+    return f"{run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
 
 
 def _connection(name: str) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.host.facts import gpus
 from infra.jobs.session import MachineSession
 from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
@@ -36,7 +35,7 @@ def leased_gpus(session: MachineSession) -> int:
     """How many GPUs the run's jobs see there."""
     if session.settings.device == "cpu":
         return 0
-    return len(session.machine.gpus) if isinstance(session.machine, SSHMachine) else len(gpus())
+    return len(session.machine.gpus)
 
 
 def engine_python(packages: Packages, session: MachineSession) -> Iterator[str | Path]:

@@ -16,7 +16,7 @@ from infra.python_envs.engine import built_here
 from infra.servers.job import serve_job
 from infra.servers.model import ServedModel
 from infra.servers.packages import packages_of
-from rollouts_core.config import EngineConfig
+from rollouts_core.config import EngineConfig, placement_of
 from rollouts_core.errors import BadInput
 
 LOOK_SECONDS = 0.5
@@ -39,7 +39,11 @@ def servers_here(config: EngineConfig, model: ServedModel, home: Path, on_gpu: b
     name = f"talk-{secrets.token_hex(4)}"
     command = (sys.executable, "-m", "infra.host.servers", "{directory}")
     memory = f"/dev/shm/rollouts-weights.{name}"
-    job = serve_job(name, command, config, model, str(python), len(gpus()) if on_gpu else 0, memory)
+    try:
+        placement = placement_of(len(gpus()) if on_gpu else 0, 0, config)
+    except ValueError as error:
+        raise BadInput(f"engine: {error}") from None
+    job = serve_job(name, command, config, model, str(python), placement, memory)
     jobs.start(home / "jobs", asdict(job), jobs.runner_command(), {})
     try:
         directory = home / "jobs" / job.name

@@ -30,6 +30,7 @@ from rollouts_core.config.evaluation import EvaluationConfig
 from rollouts_core.config.machine import MachineConfig, ResultsConfig
 from rollouts_core.config.model import Dtype, Model, PretrainedModel, ScratchModel
 from rollouts_core.config.pipeline import PipelineConfig
+from rollouts_core.config.placement import Placement, placement_of
 from rollouts_core.config.rl import EnvironmentConfig, RLConfig, RolloutsConfig
 from rollouts_core.config.store import StoreConfig, TrackingConfig
 from rollouts_core.config.training import (
@@ -66,6 +67,7 @@ __all__ = [
     "Parquet",
     "Pin",
     "PipelineConfig",
+    "Placement",
     "PretrainedModel",
     "RLConfig",
     "ResultsConfig",
@@ -80,5 +82,6 @@ __all__ = [
     "TokenizationConfig",
     "TrackingConfig",
     "Weighted",
+    "placement_of",
 ]
 __all__ += algorithms.__all__

@@ -7,6 +7,7 @@ from rollouts_core.config.engine import EngineConfig
 from rollouts_core.config.evaluation import EvaluationConfig
 from rollouts_core.config.machine import MachineConfig, ResultsConfig
 from rollouts_core.config.model import Model, ScratchModel
+from rollouts_core.config.placement import placement_of
 from rollouts_core.config.rl import EnvironmentConfig, RLConfig
 from rollouts_core.config.sampling import truncations
 from rollouts_core.config.schema import or_raise, part
@@ -40,7 +41,7 @@ class PipelineConfig:
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":
-        return or_raise(self, _chain_problems(self) + _length_problems(self) + _rank_problems(self))
+        return or_raise(self, _chain_problems(self) + _length_problems(self) + _placement_problems(self))
 
 
 def _chain_problems(config: PipelineConfig) -> list[str]:
@@ -67,15 +68,19 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
     return problems
 
 
-def _rank_problems(config: PipelineConfig) -> list[str]:
+def _placement_problems(config: PipelineConfig) -> list[str]:
     machine, machines = config.machine, 1 + len(config.machine.peers)
     processes, left = divmod(config.backend.processes, machines)
     if left or not processes:
         return [f"backend.processes: {config.backend.processes} ranks are not the same number on {machines} machines"]
-    if config.backend.processes == 1 or machine.kind == "local" or machine.device == "cpu":
+    unknown = machine.gpus is None and machine.kind == "local" and machine.device == "auto"
+    if machine.device == "cpu" or unknown:
         return []
-    if machine.gpus is None or machine.gpus < processes:
-        return [f"machine.gpus: backend.processes makes {processes} ranks on each machine; lease as many GPUs"]
+    engine = None if config.rl is None else config.engine
+    try:
+        placement_of(1 if machine.gpus is None else machine.gpus, processes, engine)
+    except ValueError as error:
+        return [f"machine.gpus: {error}"]
     return []
 
 

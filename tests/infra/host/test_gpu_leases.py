@@ -30,7 +30,7 @@ DEADLINE = 60.0
 
 
 def ask(token: str, gpus: int = 1, total: int = 1, jobs: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"token": token, "who": f"run {token}", "gpus": gpus, "total": total, "jobs": list(jobs)}
+    return {"token": token, "who": f"run {token}", "gpus": gpus, "among": list(range(total)), "jobs": list(jobs)}
 
 
 @pytest.fixture

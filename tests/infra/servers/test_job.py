@@ -12,7 +12,7 @@ from infra.python_envs.engine import Packages, build
 from infra.servers.job import UNATTENDED_SECONDS, serve_job
 from infra.servers.model import ServedModel
 from infra.servers.packages import packages_of
-from rollouts_core.config import EngineConfig, MachineConfig
+from rollouts_core.config import EngineConfig, MachineConfig, placement_of
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.local import LocalStore
 
@@ -21,9 +21,8 @@ MODEL = ServedModel("/store/policy", "bfloat16", 4096)
 
 def spec_of(gpus: int, **settings: object) -> dict[str, object]:
     config = EngineConfig(**{"kind": "sglang", **settings})  # type: ignore[arg-type]
-    job = serve_job(
-        "rl-1-abc", ["python", "servers", "{directory}"], config, MODEL, "/env/python", gpus, "/dev/shm/x.y"
-    )
+    command, placement = ["python", "servers", "{directory}"], placement_of(gpus, 1, config)
+    job = serve_job("rl-1-abc", command, config, MODEL, "/env/python", placement, "/dev/shm/x.y")
     assert job.name == "serve-rl-1-abc" and job.unattended_limit == UNATTENDED_SECONDS
     return dict(job.spec)
 
@@ -44,7 +43,6 @@ def devices(spec: dict[str, object]) -> list[list[int]]:
         (5, 2, 2, 1, [[1, 2], [3, 4]], False),
         (4, 2, 2, 1, [[0, 1], [2, 3]], True),
         (8, 1, 2, 2, [[1, 2, 3, 4]], False),
-        (1, 2, 1, 1, [[0], [0]], True),
     ],
 )
 def test_the_trainer_has_the_first_gpu_where_there_are_enough(

@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts_core.config import BackendConfig, EngineConfig, MachineConfig, PipelineConfig, placement_of
+from rollouts_core.errors import BadInput
+
+FEW = st.integers(1, 4)
+
+
+def servers(replicas: int, tensor: int = 1, data: int = 1) -> EngineConfig:
+    return EngineConfig(kind="sglang", replicas=replicas, tensor_parallel=tensor, data_parallel=data)
+
+
+@given(gpus=st.integers(1, 64), ranks=FEW, replicas=FEW, tensor=FEW, data=FEW)
+def test_nothing_is_shared_unless_there_are_too_few_gpus_for_both(
+    gpus: int, ranks: int, replicas: int, tensor: int, data: int
+) -> None:
+    needed = replicas * tensor * data
+    try:
+        placed = placement_of(gpus, ranks, servers(replicas, tensor, data))
+    except ValueError:
+        assert gpus < max(ranks, needed)
+        return
+    used = [gpu for server in placed.servers for gpu in server]
+    assert len(set(placed.ranks)) == ranks
+    assert len(set(used)) == len(used) == needed
+    assert {*placed.ranks, *used} <= set(range(gpus))
+    assert placed.colocated == (gpus < ranks + needed)
+    assert all(server == tuple(range(server[0], server[0] + tensor * data)) for server in placed.servers)
+
+
+def test_four_ranks_and_two_servers_of_two_on_eight_gpus() -> None:
+    placed = placement_of(8, 4, servers(2, 2))
+    assert (placed.ranks, placed.servers, placed.colocated) == ((0, 1, 2, 3), ((4, 5), (6, 7)), False)
+
+
+def test_on_a_machine_without_gpus_nobody_has_any() -> None:
+    placed = placement_of(0, 4, servers(2, 2))
+    assert (placed.ranks, placed.servers, placed.colocated) == ((), ((), ()), False)
+
+
+@pytest.mark.parametrize(
+    ("machine", "processes", "engine", "problem"),
+    [
+        (MachineConfig(kind="ssh", name="a"), 2, EngineConfig(), "backend.processes makes 2 ranks"),
+        (MachineConfig(device="cuda", gpus=2), 4, EngineConfig(), "backend.processes makes 4 ranks"),
+        (MachineConfig(kind="ssh", name="a", gpus=2), 1, servers(2, 2), "engine.replicas makes 2 servers of 2 GPUs"),
+    ],
+    ids=["nothing said", "this machine", "servers"],
+)
+def test_what_cant_be_placed_is_refused(
+    pipeline_config: PipelineConfig, machine: MachineConfig, processes: int, engine: EngineConfig, problem: str
+) -> None:
+    with pytest.raises(BadInput, match=problem):
+        replace(pipeline_config, machine=machine, backend=BackendConfig(processes=processes), engine=engine)
