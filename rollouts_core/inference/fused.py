@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from rollouts_core.inference.cache_rows import CacheRows, LayerShape
+from rollouts_core.inference.devices import to_device
 from rollouts_core.inference.tiles import TILE, round_up
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -90,7 +91,7 @@ class FusedDecoder:
             tokens_BT[row, : len(sequence)] = torch.tensor(sequence)
         rows = slice(first_row, first_row + count)
         cos_DN, sin_DN = (table[:, :longest].repeat(1, count) for table in (self._cos_DL, self._sin_DL))
-        hidden_EN = self._embedded(tokens_BT.flatten().to(self.device))
+        hidden_EN = self._embedded(to_device(tokens_BT.flatten(), self.device))
         for layer, (keys, values) in zip(self._layers, self.cache.layers, strict=True):
             heads_BGTD = self._heads_of(layer, hidden_EN, cos_DN, sin_DN).view(-1, self._size, count, longest)
             heads_BGTD = heads_BGTD.permute(2, 0, 3, 1)
@@ -101,14 +102,14 @@ class FusedDecoder:
             )
             self._rest(layer, hidden_EN, mixed_BHTD.permute(1, 3, 0, 2).reshape(-1, count * longest))
         last_B = torch.tensor([row * longest + len(sequence) - 1 for row, sequence in enumerate(sequences)])
-        return self._logits(hidden_EN[:, last_B.to(self.device)], count)
+        return self._logits(hidden_EN[:, to_device(last_B, self.device)], count)
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """One more token for rows 0 to B-1, each at its own position; logits BV."""
         count, used = len(tokens), round_up(max(positions) + 1)
         padding = [0] * (round_up(count) - count)
-        tokens_B = torch.tensor([*tokens, *padding], device=self.device)
-        positions_B = torch.tensor([*positions, *padding], device=self.device)
+        tokens_B = to_device(torch.tensor([*tokens, *padding]), self.device)
+        positions_B = to_device(torch.tensor([*positions, *padding]), self.device)
         mask_R11L = torch.zeros((count, 1, 1, used), dtype=self._embedding.dtype, device=self.device)
         unseen_RL = self._columns_L[:used] > positions_B[:count, None]
         mask_R11L.masked_fill_(unseen_RL[:, None, None], float("-inf"))

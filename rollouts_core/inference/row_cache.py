@@ -18,6 +18,7 @@ from transformers import Cache
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.attention import Scores, attend, use_attention
 from rollouts_core.inference.cache_rows import CacheRows, LayerShape
+from rollouts_core.inference.devices import to_device
 from rollouts_core.inference.tiles import TILE, round_up
 
 NAME = "rollouts_cached"
@@ -58,12 +59,11 @@ class CachedDecoder:
 
     def _forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, first_row: int, count: int) -> torch.Tensor:
         """Logits BV behind the last column of the first `count` rows. Negative positions are padding."""
-        positions_BT = positions_BT.to(self.device)
         logits_BTV: torch.Tensor = self._model(
-            input_ids=tokens_BT.to(self.device),
-            position_ids=positions_BT.clamp(min=0),
-            past_key_values=_Pass(self.cache, positions_BT[:count], first_row),
-            rows=_Rows(positions_BT[:count]),
+            input_ids=to_device(tokens_BT, self.device),
+            position_ids=to_device(positions_BT.clamp(min=0), self.device),
+            past_key_values=_Pass(self.cache, positions_BT[:count], first_row, self.device),
+            rows=_Rows(positions_BT[:count], self.device),
             use_cache=True,
             logits_to_keep=min(tokens_BT.shape[1], TILE),
         ).logits
@@ -73,10 +73,11 @@ class CachedDecoder:
 class _Rows:
     """Which columns the tokens of a pass see; the same for all layers with one window."""
 
-    def __init__(self, positions_BT: torch.Tensor) -> None:
-        self._positions_BT1 = positions_BT.clamp(min=0)[..., None]
+    def __init__(self, positions_BT: torch.Tensor, device: torch.device) -> None:
+        """`positions_BT`: on the CPU."""
+        self._positions_BT1 = to_device(positions_BT.clamp(min=0)[..., None], device)
         self.count = len(positions_BT)
-        self._columns_L = torch.arange(round_up(int(positions_BT.max()) + 1), device=positions_BT.device)
+        self._columns_L = torch.arange(round_up(int(positions_BT.max()) + 1), device=device)
         self._allowed: dict[int | None, torch.Tensor] = {}
 
     def allowed(self, window: int | None) -> torch.Tensor:
@@ -92,12 +93,15 @@ class _Rows:
 class _Pass(Cache):  # type: ignore[misc]
     """One forward pass over the rows, as transformers' layers see it."""
 
-    def __init__(self, cache: CacheRows, positions_BT: torch.Tensor, first_row: int) -> None:
+    def __init__(self, cache: CacheRows, positions_BT: torch.Tensor, first_row: int, device: torch.device) -> None:
+        """`positions_BT`: on the CPU."""
         super().__init__(layers=[])
         self._cache, self._first, self._count = cache, first_row, len(positions_BT)
         self._used = round_up(int(positions_BT.max()) + 1)
-        self._real = torch.nonzero(positions_BT >= 0, as_tuple=True)
-        self._places = (self._real[0] + first_row, positions_BT[self._real])
+        rows, columns = torch.nonzero(positions_BT >= 0, as_tuple=True)
+        places = (rows, columns, rows + first_row, positions_BT[rows, columns])
+        rows, columns, into_rows, into_columns = (to_device(place, device) for place in places)
+        self._real, self._places = (rows, columns), (into_rows, into_columns)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -133,9 +137,10 @@ class _Shapes(Cache):  # type: ignore[misc]
 @torch.inference_mode()
 def _layer_shapes(model: Any) -> list[LayerShape]:
     """Found by a pass of one token: configs say it in too many ways."""
-    first = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
-    shapes = _Shapes()
-    model(input_ids=first, position_ids=first, past_key_values=shapes, rows=_Rows(first), use_cache=True)
+    device, shapes = next(model.parameters()).device, _Shapes()
+    first = torch.zeros((1, 1), dtype=torch.long, device=device)
+    rows = _Rows(torch.zeros((1, 1), dtype=torch.long), device)
+    model(input_ids=first, position_ids=first, past_key_values=shapes, rows=rows, use_cache=True)
     if sorted(shapes.found) != list(range(len(shapes.found))) or not shapes.found:
         raise BadInput(f"{model.config.model_type} has layers without keys and values, which are not cached here")
     return [shapes.found[number] for number in sorted(shapes.found)]

@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM
 
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.cache_rows import CacheRows
+from rollouts_core.inference.devices import to_device
 from rollouts_core.inference.engine import (
     Completion,
     FinishReason,
@@ -255,19 +256,20 @@ class TorchEngine:
                 self._decoder.cache.copy_row(first + number, first + len(placed), len(entry.sequence))
                 placed.append(entry)
         entries = [entry for entry in placed if entry is not None]
-        chosen = torch.tensor([source[entry.sequence] for entry in entries], device=logits_UV.device)
+        chosen = to_device(torch.tensor([source[entry.sequence] for entry in entries]), logits_UV.device)
         self._running += entries
         self._sample(logits_UV[chosen], entries)
 
     def _sample(self, logits_BV: torch.Tensor, entries: Sequence[_Running]) -> None:
         seeds_B = np.array([entry.request.seed for entry in entries], np.uint64)
         counts_B = np.array([entry.drawn for entry in entries], np.uint64)
-        uniforms_B = torch.from_numpy(uniform_draws(seeds_B, counts_B)).to(logits_BV.device)
-        temperatures_B = torch.tensor([entry.request.temperature for entry in entries], device=logits_BV.device)
+        uniforms_B = to_device(torch.from_numpy(uniform_draws(seeds_B, counts_B)), logits_BV.device)
+        temperatures_B = to_device(torch.tensor([entry.request.temperature for entry in entries]), logits_BV.device)
         truncations = [entry.request.truncation for entry in entries]
         tokens_B, logprobs_B = sample_tokens(logits_BV, temperatures_B, uniforms_B, truncations)
-        for entry, token, log_prob in zip(entries, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
-            entry.tokens.append(token)
+        told_2B = torch.stack((tokens_B.double(), logprobs_B.double())).tolist()  # waits for the device once
+        for entry, token, log_prob in zip(entries, *told_2B, strict=True):
+            entry.tokens.append(int(token))
             entry.log_probs.append(log_prob)
             entry.versions.append(self._version)
 

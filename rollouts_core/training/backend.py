@@ -17,12 +17,14 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from rollouts_core.inference.devices import to_device
 from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.training.packed import Span
+from rollouts_core.training.pending import Metrics as Metrics
+from rollouts_core.training.pending import Numbers
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
-Metrics = dict[str, float]
 Weights = dict[str, torch.Tensor]
 
 
@@ -57,7 +59,7 @@ class TrainBatch:
 
     def to(self, device: torch.device) -> "TrainBatch":
         moved = {
-            entry.name: value.to(device)
+            entry.name: to_device(value, device)
             for entry in fields(self)
             if isinstance(value := getattr(self, entry.name), torch.Tensor)
         }
@@ -74,8 +76,9 @@ class TokenScores(NamedTuple):
     """The critic's, of the state before the token; None without a critic."""
 
 
-LossFunction = Callable[[TokenScores, TrainBatch], tuple[torch.Tensor, Metrics]]
-"""Metrics ending in `_sum` add up over passes, those ending in `_max` combine by maximum."""
+LossFunction = Callable[[TokenScores, TrainBatch], tuple[torch.Tensor, Numbers]]
+"""Metrics may stay tensors of one number, which costs no wait for the device. Those ending in `_sum` add up over
+passes, those ending in `_max` combine by maximum."""
 
 
 def combined(passes: Sequence[Metrics]) -> Metrics:
@@ -125,7 +128,8 @@ class TrainingBackend(Protocol):
         """How many passes are computed at once: a step is best cut into a multiple of it."""
 
     def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
-        """Add the batch's gradients to what has accumulated."""
+        """Add the batch's gradients to what has accumulated. Its metrics are best asked for behind `optim_step`, which
+        brings them along."""
 
     def score(self, batch: TrainBatch) -> TrainFuture[TokenScores]:
         """The batch's tokens under the current weights; no gradient."""
@@ -165,6 +169,6 @@ def optimizer_step(
     """One optimizer step over so many passes: their combined metrics, and the optimizer's."""
     with timer.phase("forward_backward"):
         futures = [backend.forward_backward(batch) for batch in passes]
-        summed = combined([future.result() for future in futures])
     with timer.phase("optim"):
-        return summed, backend.optim_step().result()
+        stepped = backend.optim_step().result()
+    return combined([future.result() for future in futures]), stepped

@@ -161,4 +161,5 @@ def by_sequence(values_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int
 
 def lengths(sequence_M: torch.Tensor, sequences: int) -> torch.Tensor:
     """Learnt tokens S of each sequence, at least 1."""
-    return torch.bincount(sequence_M, minlength=sequences).clamp(min=1)
+    # bincount would look for its largest number first, and so wait for a GPU
+    return by_sequence(torch.ones_like(sequence_M), sequence_M, sequences).clamp(min=1)

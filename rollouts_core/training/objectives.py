@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rollouts_core.training.algorithms import Recipe
-from rollouts_core.training.backend import LossFunction, Metrics, TokenScores, TrainBatch
+from rollouts_core.training.backend import LossFunction, TokenScores, TrainBatch
 from rollouts_core.training.losses import (
     Correction,
     Estimator,
@@ -19,14 +19,18 @@ from rollouts_core.training.losses import (
     kl_divergence,
     value_loss,
 )
+from rollouts_core.training.pending import Numbers
+
+Found = dict[str, float | torch.Tensor]
+"""Metrics, some of them still on their device."""
 
 
 def create_cross_entropy_loss() -> LossFunction:
     """Token cross-entropy, a mean over all learnt tokens of the optimizer step."""
 
-    def cross_entropy(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+    def cross_entropy(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Numbers]:
         total = -scores.logprobs_M.sum()
-        return total / batch.normalizer, {"loss_sum": total.item(), "tokens_sum": float(len(batch.targets_M))}
+        return total / batch.normalizer, {"loss_sum": total, "tokens_sum": float(len(batch.targets_M))}
 
     return cross_entropy
 
@@ -38,7 +42,7 @@ def create_dpo_loss(beta: float) -> LossFunction:
     log-ratio is its implicit reward (arXiv 2305.18290, eq. 5, without the prompt's constant).
     """
 
-    def preference(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+    def preference(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Numbers]:
         assert batch.reference_logprobs_M is not None, "preferences carry the reference's log-probabilities"
         logprobs_S, reference_S = (
             by_sequence(values_M, batch.sequence_M, batch.sequences)
@@ -48,15 +52,15 @@ def create_dpo_loss(beta: float) -> LossFunction:
         losses_P = dpo_loss(chosen_P, rejected_P, reference_S[::2], reference_S[1::2], beta)
         rewards_S = beta * (logprobs_S - reference_S).detach()
         margins_P = rewards_S[::2] - rewards_S[1::2]
-        metrics = {
-            "loss_sum": losses_P.sum().item(),
+        metrics: Found = {
+            "loss_sum": losses_P.sum(),
             "pairs_sum": float(len(losses_P)),
-            "rewards/chosen_sum": rewards_S[::2].sum().item(),
-            "rewards/rejected_sum": rewards_S[1::2].sum().item(),
-            "rewards/margins_sum": margins_P.sum().item(),
-            "rewards/accuracies_sum": (margins_P > 0).sum().item(),
-            "logps/chosen_sum": chosen_P.sum().item(),
-            "logps/rejected_sum": rejected_P.sum().item(),
+            "rewards/chosen_sum": rewards_S[::2].sum(),
+            "rewards/rejected_sum": rewards_S[1::2].sum(),
+            "rewards/margins_sum": margins_P.sum(),
+            "rewards/accuracies_sum": (margins_P > 0).sum(),
+            "logps/chosen_sum": chosen_P.sum(),
+            "logps/rejected_sum": rejected_P.sum(),
         }
         return losses_P.sum() / batch.normalizer, metrics
 
@@ -86,7 +90,7 @@ def create_rl_loss(recipe: Recipe, extras: Extras) -> LossFunction:
     log-probabilities.
     """
 
-    def loss_of(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Metrics]:
+    def loss_of(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Numbers]:
         assert batch.advantages_M is not None and batch.rollout_logprobs_M is not None, "an RL batch has both"
         assert scores.entropy_M is not None, "RL's policy computes entropies"
         rollout_M, logprobs_M = batch.rollout_logprobs_M, scores.logprobs_M
@@ -97,8 +101,8 @@ def create_rl_loss(recipe: Recipe, extras: Extras) -> LossFunction:
         metrics = _metrics(recipe, logprobs_M.detach(), old_M, batch)
         if weights_M is not None:
             losses_M = losses_M * weights_M
-            metrics["corrected_sum"] = (weights_M != torch.exp(own_M - rollout_M)).sum().item()
-        metrics["policy_loss_sum"] = _aggregated(losses_M, recipe, batch).item()
+            metrics["corrected_sum"] = (weights_M != torch.exp(own_M - rollout_M)).sum()
+        metrics["policy_loss_sum"] = _aggregated(losses_M, recipe, batch)
         if batch.reference_logprobs_M is not None and extras.kl_coef:
             losses_M = losses_M + extras.kl_coef * kl_divergence(
                 logprobs_M, batch.reference_logprobs_M, extras.kl_estimator
@@ -109,8 +113,8 @@ def create_rl_loss(recipe: Recipe, extras: Extras) -> LossFunction:
             assert batch.old_values_M is not None and batch.returns_M is not None, "a critic learns from returns"
             values_M = value_loss(scores.values_M, batch.old_values_M, batch.returns_M, extras.value_clip)
             losses_M = losses_M + extras.value_coef * values_M
-            metrics["value_loss_sum"] = values_M.sum().item()
-        metrics["entropy_sum"] = scores.entropy_M.sum().item()
+            metrics["value_loss_sum"] = values_M.sum()
+        metrics["entropy_sum"] = scores.entropy_M.sum()
         return _aggregated(losses_M, recipe, batch), metrics
 
     return loss_of
@@ -120,7 +124,9 @@ def _aggregated(losses_M: torch.Tensor, recipe: Recipe, batch: TrainBatch) -> to
     return aggregate(losses_M, batch.sequence_M, batch.sequences, recipe.aggregation, batch.normalizer)
 
 
-def _metrics(recipe: Recipe, logprobs_M: torch.Tensor, old_M: torch.Tensor, batch: TrainBatch) -> Metrics:
+def _metrics(
+    recipe: Recipe, logprobs_M: torch.Tensor, old_M: torch.Tensor, batch: TrainBatch
+) -> dict[str, float | torch.Tensor]:
     assert batch.advantages_M is not None and batch.rollout_logprobs_M is not None
     difference_M = logprobs_M - batch.rollout_logprobs_M
     ratio_M = difference_M.exp()
@@ -128,16 +134,16 @@ def _metrics(recipe: Recipe, logprobs_M: torch.Tensor, old_M: torch.Tensor, batc
     low = (clipped_M < 1 - recipe.clip[0]) & (batch.advantages_M < 0)
     high = (clipped_M > 1 + recipe.clip[1]) & (batch.advantages_M > 0)
     some = len(ratio_M) > 0
-    metrics = {
+    metrics: Found = {
         "tokens_sum": float(len(ratio_M)),
-        "logp_difference_sum": difference_M.abs().sum().item(),
-        "logp_difference_max": difference_M.abs().max().item() if some else 0.0,
-        "ratio_sum": ratio_M.sum().item(),
-        "ratio_max": ratio_M.max().item() if some else 1.0,
-        "mismatch_kl_sum": (ratio_M - 1 - difference_M).sum().item(),
-        "clip_low_sum": low.sum().item(),
-        "clip_high_sum": high.sum().item(),
+        "logp_difference_sum": difference_M.abs().sum(),
+        "logp_difference_max": difference_M.abs().max() if some else 0.0,
+        "ratio_sum": ratio_M.sum(),
+        "ratio_max": ratio_M.max() if some else 1.0,
+        "mismatch_kl_sum": (ratio_M - 1 - difference_M).sum(),
+        "clip_low_sum": low.sum(),
+        "clip_high_sum": high.sum(),
     }
     if batch.reference_logprobs_M is not None:
-        metrics["kl_sum"] = kl_divergence(logprobs_M, batch.reference_logprobs_M, "k3").sum().item()
+        metrics["kl_sum"] = kl_divergence(logprobs_M, batch.reference_logprobs_M, "k3").sum()
     return metrics

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from rollouts_core.inference.attention import Scores, attend, use_attention
+from rollouts_core.inference.devices import to_device
 
 NAME = "rollouts_packed"
 Places = npt.NDArray[np.int64]
@@ -90,7 +91,7 @@ class _Variable:
         self._query_ends = _ends([span.queries for span in spans], device)
         self._key_ends = _ends([span.keys for span in spans], device)
         shared = any(span.prefix_end for span in spans)
-        self._keys = _all_keys(spans).to(device) if shared else None
+        self._keys = to_device(_all_keys(spans), device) if shared else None
 
     def __call__(
         self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scores: Scores
@@ -139,9 +140,9 @@ class _Padded:
             place_N[queries_RQ[real_RQ]] = taken + np.flatnonzero(real_RQ)
             taken += queries_RQ.size
             behind = any(span.prefix_end for span in chosen)
-            offsets = torch.tensor([span.keys - span.queries for span in chosen], device=device) if behind else None
+            offsets = _sent([span.keys - span.queries for span in chosen], device) if behind else None
             self._blocks.append(_Block(len(chosen), _flat(queries_RQ, device), _flat(keys_RL, device), offsets))
-        self._place_N = torch.from_numpy(place_N).to(device)
+        self._place_N = to_device(torch.from_numpy(place_N), device)
 
     def __call__(
         self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scores: Scores
@@ -201,7 +202,7 @@ def _places(spans: Sequence[Span]) -> tuple[Places, Places, npt.NDArray[np.bool_
 
 
 def _flat(places: Places, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(places.reshape(-1)).to(device)
+    return to_device(torch.from_numpy(places.reshape(-1)), device)
 
 
 def _all_keys(spans: Sequence[Span]) -> torch.Tensor:
@@ -231,4 +232,8 @@ def _rows(whole_NHD: torch.Tensor, places: torch.Tensor, rows: int) -> torch.Ten
 
 
 def _ends(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    return _sent([0, *lengths], device).cumsum(0).to(torch.int32)
+
+
+def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(torch.tensor(numbers), device)

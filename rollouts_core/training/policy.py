@@ -137,19 +137,20 @@ class _HeadScores(torch.autograd.Function):
                 entropy_M[chunk] = -(logp_CV.exp() * logp_CV).sum(1)
         ctx.save_for_backward(hidden_ME, weight_VE, bias_V, targets_M, entropy_M)
         ctx.divisor, ctx.softcap = divisor, softcap
+        ctx.set_materialize_grads(False)
         return logprobs_M, entropy_M
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_logprob_M: torch.Tensor, by_entropy_M: torch.Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, by_logprob_M: torch.Tensor | None, by_entropy_M: torch.Tensor | None) -> tuple[Any, ...]:
         """With p the softmax: d logp_t / d z = [t] - p, and d entropy / d z = -p (log p + entropy)."""
         hidden_ME, weight_VE, bias_V, targets_M, entropy_M = ctx.saved_tensors
         head = Head(weight_VE, bias_V, ctx.divisor, ctx.softcap)
+        if by_logprob_M is None:
+            by_logprob_M = torch.zeros(len(hidden_ME), device=hidden_ME.device)
         by_hidden_ME = torch.empty_like(hidden_ME)
         by_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32)
         by_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        if by_entropy_M is not None and not by_entropy_M.any():
-            by_entropy_M = None
         for chunk in _chunks(len(hidden_ME), len(weight_VE)):
             logits_CV = _logits(hidden_ME[chunk], head)
             logp_CV = torch.log_softmax(logits_CV, dim=-1)

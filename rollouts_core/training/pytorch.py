@@ -3,6 +3,7 @@
 It is also what each rank of a sharded backend does with its shard (`fsdp.py`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from rollouts_core.training.checkpoint import like, load_training_state, save_tr
 from rollouts_core.training.lora import model_weights, save_adapter
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
 from rollouts_core.training.packed import padding_of
+from rollouts_core.training.pending import PendingMetrics, fetch
 from rollouts_core.training.policy import Policy, create_policy
 from rollouts_core.training.ranks import share_disk
 from rollouts_core.training.schedule import Rate
@@ -65,6 +67,8 @@ class PyTorchTrainingBackend:
         self._saving_group: dist.ProcessGroup | None = None
         self._passes: list[TrainBatch] = []
         """Those of the step under way."""
+        self._pending: list[PendingMetrics] = []
+        """What they tell of themselves."""
 
     @property
     def weight_version(self) -> int:
@@ -86,7 +90,7 @@ class PyTorchTrainingBackend:
         named = self._policy.model.named_parameters()
         return {name.replace(".base_layer.", "."): tuple(v.shape) for name, v in named if "lora_" not in name}
 
-    def forward_backward(self, batch: TrainBatch) -> ImmediateTrainFuture[Metrics]:
+    def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
         self._policy.train()
         self._passes.append(batch)
         moved = batch.to(self._device)
@@ -94,7 +98,9 @@ class PyTorchTrainingBackend:
         loss.backward()  # type: ignore[no-untyped-call]
         self._masters.take_gradients()
         padding, rows = padding_of(batch.spans, self._device, next(self._policy.parameters()).dtype)
-        return ImmediateTrainFuture({**metrics, "padding_sum": float(padding), "attended_sum": float(rows)})
+        pending = PendingMetrics({**metrics, "padding_sum": float(padding), "attended_sum": float(rows)})
+        self._pending.append(pending)
+        return pending
 
     def empty_pass(self, batch: TrainBatch) -> None:
         """A pass that adds nothing to the gradients."""
@@ -108,9 +114,11 @@ class PyTorchTrainingBackend:
     def optim_step(self) -> ImmediateTrainFuture[Metrics]:
         norm = whole(nn.utils.clip_grad_norm_(self._masters.named.values(), self._optimization.max_grad_norm))
         passes, self._passes = self._passes, []
-        if not torch.isfinite(norm):
+        pending, self._pending = self._pending, []
+        (told_norm,) = fetch(pending, [norm])
+        if not math.isfinite(told_norm):
             self._clear_gradients()
-            raise NonFiniteGradient(f"the gradient's norm is {norm.item()} at optimizer step {self._version}", passes)
+            raise NonFiniteGradient(f"the gradient's norm is {told_norm} at optimizer step {self._version}", passes)
         learning_rate = set_rate(
             self._optimizers, self._optimization.learning_rate, self._optimization.rate, self._version
         )
@@ -119,7 +127,7 @@ class PyTorchTrainingBackend:
         self._clear_gradients()
         self._masters.give_back()
         self._version += 1
-        return ImmediateTrainFuture({"grad_norm": norm.item(), "learning_rate": learning_rate})
+        return ImmediateTrainFuture({"grad_norm": told_norm, "learning_rate": learning_rate})
 
     def _clear_gradients(self) -> None:
         for optimizer in self._optimizers:

@@ -37,7 +37,7 @@ class SecondDevice(TorchDispatchMode):
         given = [value for value in tree_leaves((args, named)) if isinstance(value, torch.Tensor)]
         there = [value for value in given if value.device == DEVICE]
         name = func.overloadpacket.__name__
-        if name in ("_to_copy", "copy_"):
+        if name in ("_to_copy", "to", "copy_"):
             return self._copied(func, args, named)
         strange = [value for value in given if value.device != DEVICE and value.ndim]
         if there and strange:
@@ -52,7 +52,8 @@ class SecondDevice(TorchDispatchMode):
 
     def _copied(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         into, source = (args[0], args[1]) if func.overloadpacket.__name__ == "copy_" else (None, args[0])
-        target = into.device if into is not None else torch.device(named.get("device") or source.device)
+        told = [value for value in (named.get("device"), *args[1:]) if isinstance(value, torch.device)]
+        target = into.device if into is not None else (told or [source.device])[0]
         if source.device == DEVICE and target != DEVICE:
             self.waits[_place()] += 1
             invented = torch.full(tuple(source.shape), 0.5).to(named.get("dtype") or source.dtype)

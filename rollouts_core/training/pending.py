@@ -1,0 +1,43 @@
+"""Metrics that stay on their device until they are asked for.
+
+Decision: asking a GPU for a number waits until all that it was asked to do is done. So an optimizer step asks once, for
+the metrics of all its passes and for the gradient's norm.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+Metrics = dict[str, float]
+Numbers = Mapping[str, float | torch.Tensor]
+"""By name; tensors hold one number each."""
+
+
+class PendingMetrics:
+    """Of one pass. Fits `TrainFuture`."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.numbers: Numbers = {
+            name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()
+        }
+        self.found: Metrics | None = None
+
+    def result(self, timeout: float | None = None) -> Metrics:
+        if self.found is None:
+            fetch([self], [])
+        assert self.found is not None, "it was fetched"
+        return self.found
+
+
+def fetch(passes: Sequence[PendingMetrics], further: Sequence[torch.Tensor]) -> list[float]:
+    """Have the numbers of these passes here, and return the further ones: one wait for the device."""
+    open_passes = [entry for entry in passes if entry.found is None]
+    asked = [value for entry in open_passes for value in entry.numbers.values() if isinstance(value, torch.Tensor)]
+    asked += further
+    values = torch.stack([value.double() for value in asked]).tolist() if asked else []
+    came = iter(values)
+    for entry in open_passes:
+        entry.found = {
+            name: next(came) if isinstance(value, torch.Tensor) else value for name, value in entry.numbers.items()
+        }
+    return list(came)
