@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 from rollouts_core.inference.attention import Scores, attend, use_attention
 from rollouts_core.inference.devices import to_device
+from rollouts_core.training.varlen import variable_length_attention
 
 NAME = "rollouts_packed"
 Places = npt.NDArray[np.int64]
@@ -86,8 +87,7 @@ class _Variable:
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
         self._spans, self._device = spans, device
-        self._longest_query = max(span.queries for span in spans)
-        self._longest_keys = max(span.keys for span in spans)
+        self._longest = max(span.queries for span in spans), max(span.keys for span in spans)
         self._query_ends = _ends([span.queries for span in spans], device)
         self._key_ends = _ends([span.keys for span in spans], device)
         shared = any(span.prefix_end for span in spans)
@@ -96,20 +96,15 @@ class _Variable:
     def __call__(
         self, query_NHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
         if not scores.is_plain:
             return self._padded(query_NHD, key_NKD, value_NKD, scores)
         width = value_NKD.shape[-1]
         value_NKD = F.pad(value_NKD, (0, max(0, query_NHD.shape[-1] - width)))
         if self._keys is not None:
             key_NKD, value_NKD = key_NKD.index_select(0, self._keys), value_NKD.index_select(0, self._keys)
-        mixed_NHD = varlen_attn(
-            query_NHD, key_NKD, value_NKD, self._query_ends, self._key_ends, self._longest_query, self._longest_keys,
-            scale=scores.scale, window_size=((scores.window or 0) - 1, 0),
-            enable_gqa=query_NHD.shape[1] != key_NKD.shape[1],
-        )  # fmt: skip
-        assert isinstance(mixed_NHD, torch.Tensor), "no further outputs were asked for"
+        mixed_NHD = variable_length_attention(
+            query_NHD, key_NKD, value_NKD, self._query_ends, self._key_ends, self._longest, scores
+        )
         return mixed_NHD[..., :width]
 
     @cached_property
