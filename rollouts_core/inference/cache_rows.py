@@ -43,12 +43,15 @@ class CacheRows:
 
     @torch.inference_mode()
     def make_room(self, rows: int, columns: int, most_rows: int, most_columns: int, most_tokens: int) -> None:
-        """Have at least so many rows and columns, keeping what is there. It grows to twice its size, within the most
-        rows and columns that may be asked for; never beyond `most_tokens` in all where what is needed fits that."""
+        """Have at least so many rows and columns, keeping what is there. Too few of either become twice as many,
+        within the most that may be asked for; never beyond `most_tokens` in all where what is needed fits that."""
         if rows <= self.rows and columns <= self.columns:
             return
-        columns_wanted = max(round_up(columns), min(2 * self.columns, round_up(most_columns)))
-        rows_wanted = max(rows, min(2 * self.rows, most_rows))
+        rows_wanted, columns_wanted = self.rows, self.columns
+        if rows > self.rows:
+            rows_wanted = max(rows, min(2 * self.rows, most_rows))
+        if columns > self.columns:
+            columns_wanted = max(round_up(columns), min(2 * self.columns, round_up(most_columns)))
         if rows_wanted * columns_wanted > most_tokens:
             rows_wanted, columns_wanted = rows, round_up(columns)
         for number, (old, shape) in enumerate(zip(self.layers, self._shapes, strict=True)):

@@ -23,7 +23,11 @@ from rollouts_core.stages.workload import tokens_of
 from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store
 
-IMPORTS = "rollouts_core.stages.job, rollouts_core.stages.rl, transformers.models.llama.modeling_llama"
+IMPORTS = (
+    "rollouts_core.stages.job, rollouts_core.stages.rl, rollouts_core.stages.evaluate, pandas, "
+    "transformers.models.llama.modeling_llama, torch; torch.ones(512, 512, requires_grad=True).mm(torch.ones(512, 512))"
+    ".sum().backward()"
+)
 PASS_SHARE = 6
 """A training pass multiplies each weight three times with each token, at two operations each time."""
 EFFICIENCY = 0.3

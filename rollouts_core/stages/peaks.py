@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollouts_core.config import DPOConfig, PipelineConfig, RLConfig, SFTConfig
+from rollouts_core.inference.tiles import round_up
 from rollouts_core.stages.sizes import FLOAT32, ModelSize
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec
 from rollouts_core.stages.stage import Stage
@@ -17,6 +18,8 @@ CHUNK = 2**26 * FLOAT32
 PREFILL_TOKENS = 16384
 """Of `inference.torch_engine`."""
 RUNNING = 256
+TOKEN = 1000
+"""Bytes that a tokenizer holds of a token: 45 MiB for 49,152 of them."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Part:
 
 def parts_of(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
     """Of one rank, the first, which generates as well. `rows`: what tokenization has counted."""
+    return [Part("the tokenizer", TOKEN * size.vocabulary), *_of_stage(config, stage, size, rows)]
+
+
+def _of_stage(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
     match stage.spec:
         case SFTSpec(training=training):
             sequence = mean_length(rows, "demonstrations", config.data.max_length)
@@ -107,5 +114,5 @@ def _evaluated(spec: EvaluateSpec, size: ModelSize, rows: Mapping[str, int]) -> 
 
 def _engine(size: ModelSize, rows: int, columns: int, field: str) -> list[Part]:
     """What stays; what a step of generation holds besides is gone when the trainer's pass begins."""
-    cache = rows * columns * size.cache_per_token
+    cache = rows * round_up(columns) * size.cache_per_token
     return [Part("the engine's weights", size.weights, "engine.kind"), Part("keys and values", cache, field)]

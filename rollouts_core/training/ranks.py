@@ -69,10 +69,14 @@ class Ranks:
 def join_ranks(device: str) -> Ranks:
     """Enter the group that torchrun's environment describes; `device` is 'cuda' or 'cpu'."""
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    own = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
-    if device == "cuda":
-        torch.cuda.set_device(own)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=QUIET)
+    if device == "cpu":
+        dist.init_process_group("gloo", timeout=QUIET)
+        return Ranks(rank, size, torch.device("cpu"))
+    there = torch.cuda.device_count()
+    own = torch.device("cuda", local % there)
+    torch.cuda.set_device(own)
+    shared = int(os.environ["LOCAL_WORLD_SIZE"]) > there  # NCCL wants a GPU for each rank
+    dist.init_process_group("gloo" if shared else "cpu:gloo,cuda:nccl", timeout=QUIET)
     return Ranks(rank, size, own)
 
 

@@ -56,11 +56,11 @@ def main() -> None:
         os.environ["LOCAL_WORLD_SIZE"] = "1"
         for does in ("save", "load"):  # where rank 0 says, there is nothing on another host
             fsdp._DOES[does] = partial(lambda method, ranks, own, told: getattr(own, method)(Path("/nowhere")), does)
-    ranks = join_ranks("cpu")
+    ranks = join_ranks(os.environ.get("ROLLOUTS_TEST_DEVICE", "cpu"))
     critic = what == "critic"
     loss = create_rl_loss(recipe_of(PPO(), 8), Extras()) if critic else create_cross_entropy_loss()
     dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
-    model = tiny_model(seed=ranks.rank).to(dtype)
+    model = tiny_model(seed=ranks.rank).to(ranks.device, dtype)
     backend = create_fsdp_backend(
         model, loss, optimization("muon" if what == "muon" else "adamw"), ranks, critic=critic,
         activation_checkpointing=what == "checkpointing", lora=LoRAConfig(rank=4) if what == "lora" else None,

@@ -6,6 +6,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from rollouts_core.errors import BadInput, ContextOverflow, WeightMismatch
+from rollouts_core.inference.cache_rows import CacheRows, LayerShape
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
@@ -55,6 +56,16 @@ def test_log_probs_are_those_of_a_plain_forward_pass(temperature: float) -> None
             logits = model(input_ids=tokens).logits[0, len(request.prompt_tokens) - 1 : -1].double() / temperature
         expected = torch.log_softmax(logits, -1)[range(len(completion.tokens)), list(completion.tokens)]
         torch.testing.assert_close(torch.tensor(completion.log_probs).double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_cache_grows_only_where_it_is_too_small() -> None:
+    cache = CacheRows([LayerShape(1, 2, 2)], torch.float32, torch.device("cpu"))
+    cache.make_room(64, 48, 256, 96, 10**6)
+    assert (cache.rows, cache.columns) == (64, 48)
+    cache.make_room(64, 49, 256, 96, 10**6)
+    assert (cache.rows, cache.columns) == (64, 96)
+    cache.make_room(65, 10, 256, 96, 10**6)
+    assert (cache.rows, cache.columns) == (128, 96)
 
 
 def test_draws_depend_neither_on_neighbours_nor_on_order() -> None:
