@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo smollm2 test lint hooks test-slow test-sglang test-vllm test-verifiers engines generation training seeds faults benchmark system install \
+.PHONY: demo smollm2 test lint hooks test-slow test-sglang test-vllm test-verifiers engines gpu-wheels generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
@@ -49,6 +49,11 @@ engines: .engines/sglang .engines/vllm
 
 .engines/%: install-dev
 	$(BIN)/python -m tests.build_engine $*
+
+gpu-wheels: install-dev
+	$(BIN)/pip download -q --no-deps -c constraints.txt --only-binary=:all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d .gpu-wheels \
+		pydantic pydantic-core annotated-types typing-inspection
 
 generation: install-dev
 	$(BIN)/python -m tests.benchmarks.generation

@@ -52,6 +52,8 @@ def test_commands_are_those_there_are(page: Path) -> None:
             assert arguments[0] in targets
         elif program == "python":
             assert (ROOT / (arguments[1].replace(".", "/") + ".py")).is_file() or arguments[1] in ("pip", "pytest")
+        elif program == "sh":
+            assert (ROOT / arguments[0]).is_file()
         else:
             assert program in ("prefect", "pip"), command
     for word in re.findall(r"`make ([\w-]+)`", page.read_text()):

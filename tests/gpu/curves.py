@@ -37,8 +37,8 @@ def main(device: str) -> None:
     here = list(supervised(_model(FAMILIES[FAMILY](), "cpu", torch.float32)))
     apart = max(abs(one - other) / other for one, other in zip(there, here, strict=True))
     tell("SFT losses", f"{there[0]:.4f} to {there[-1]:.4f}, at most {apart:.2%} from float32's", apart < 0.05)
-    for place, kind in ((device, dtype), ("cpu", torch.float32)):
-        steps = list(reinforced(_model(FAMILIES[FAMILY](), place, kind), GROUPS, GROUP, PROMPT, ANSWER, 3e-4, RL_STEPS))
+    for place, kind in dict.fromkeys(((device, dtype), ("cpu", torch.float32))):
+        steps = list(reinforced(_model(FAMILIES[FAMILY](), place, kind), GROUPS, GROUP, PROMPT, ANSWER, 3e-3, RL_STEPS))
         rewards = [step.metrics["reward"] for step in steps]
         apart = statistics.fmean(step.metrics["sampling/sampling_logp_difference/mean"] for step in steps)
         first, last = statistics.fmean(rewards[:LAST]), statistics.fmean(rewards[-LAST:])

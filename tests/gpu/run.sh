@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 PACKAGES=.gpu-packages
 if [ -d .gpu-wheels ] && ! "$PYTHON" -c "import pydantic" 2>/dev/null; then
-    "$PYTHON" -m pip install -q --no-index --no-deps --upgrade --target "$PACKAGES" .gpu-wheels/*.whl
+    for wheel in .gpu-wheels/*.whl; do "$PYTHON" -m zipfile -e "$wheel" "$PACKAGES"; done
 fi
 export PYTHONPATH="$PACKAGES:.${PYTHONPATH:+:$PYTHONPATH}"
 exec "$PYTHON" -m tests.gpu "${OUT:-gpu-results}" "$@"
