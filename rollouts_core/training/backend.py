@@ -10,6 +10,7 @@
 Legend: N tokens of the row, M learnt tokens, S sequences.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -127,6 +128,10 @@ class TrainingBackend(Protocol):
     def parallel_passes(self) -> int:
         """How many passes are computed at once: a step is best cut into a multiple of it."""
 
+    @property
+    def peak_flops(self) -> float | None:
+        """Operations a second that all its devices can do at most; None where that is not known."""
+
     def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
         """Add the batch's gradients to what has accumulated. Its metrics are best asked for behind `optim_step`, which
         brings them along."""
@@ -166,9 +171,18 @@ class TrainStep:
 def optimizer_step(
     backend: TrainingBackend, passes: Iterable[TrainBatch], timer: PhaseTimer
 ) -> tuple[Metrics, Metrics]:
-    """One optimizer step over so many passes: their combined metrics, and the optimizer's."""
+    """One optimizer step over so many passes: their combined metrics, and the optimizer's with its speed."""
+    began = time.perf_counter()
     with timer.phase("forward_backward"):
         futures = [backend.forward_backward(batch) for batch in passes]
     with timer.phase("optim"):
         stepped = backend.optim_step().result()
-    return combined([future.result() for future in futures]), stepped
+    summed = combined([future.result() for future in futures])
+    return summed, {**stepped, **_speed(backend, summed, time.perf_counter() - began)}
+
+
+def _speed(backend: TrainingBackend, summed: Metrics, seconds: float) -> Metrics:
+    """Tokens a second of each device, and model FLOP utilisation."""
+    speed = {"perf/tokens_per_second": summed["row_sum"] / seconds / backend.parallel_passes}
+    peak = backend.peak_flops
+    return speed if peak is None else {**speed, "perf/mfu": summed["flops_sum"] / seconds / peak}

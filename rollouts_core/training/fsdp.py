@@ -102,6 +102,12 @@ class FSDPTrainingBackend:
     def parallel_passes(self) -> int:
         return self._ranks.size
 
+    @property
+    def peak_flops(self) -> float | None:
+        """Ranks on one CPU share it."""
+        one = self._own.peak_flops
+        return one if one is None or self._ranks.device.type == "cpu" else one * self._ranks.size
+
     def forward_backward(self, batch: TrainBatch) -> "_Queued[Metrics]":
         return self._queued("pass", batch)
 

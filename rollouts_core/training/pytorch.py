@@ -25,6 +25,7 @@ from rollouts_core.training.backend import (
     Weights,
 )
 from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
+from rollouts_core.training.flops import flops_of, peak_flops
 from rollouts_core.training.lora import model_weights, save_adapter
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
 from rollouts_core.training.packed import padding_of
@@ -62,6 +63,7 @@ class PyTorchTrainingBackend:
             optimization.optimizer, self._masters.named, optimization.learning_rate, optimization.weight_decay
         )
         self._device = next(policy.parameters()).device
+        self._flops = flops_of(policy.model)
         self._version = 0
         self._saving: TrainFuture[None] | None = None
         self._saving_group: dist.ProcessGroup | None = None
@@ -85,6 +87,10 @@ class PyTorchTrainingBackend:
         return 1
 
     @property
+    def peak_flops(self) -> float | None:
+        return peak_flops(self._device)
+
+    @property
     def names(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the model's weights."""
         named = self._policy.model.named_parameters()
@@ -98,7 +104,13 @@ class PyTorchTrainingBackend:
         loss.backward()  # type: ignore[no-untyped-call]
         self._masters.take_gradients()
         padding, rows = padding_of(batch.spans, self._device, next(self._policy.parameters()).dtype)
-        pending = PendingMetrics({**metrics, "padding_sum": float(padding), "attended_sum": float(rows)})
+        own = {
+            "padding_sum": float(padding),
+            "attended_sum": float(rows),
+            "row_sum": float(len(batch.tokens_N)),
+            "flops_sum": self._flops.of(batch.spans, len(batch.targets_M)),
+        }
+        pending = PendingMetrics({**metrics, **own})
         self._pending.append(pending)
         return pending
 

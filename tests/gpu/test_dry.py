@@ -36,6 +36,8 @@ def test_a_part_that_hangs_or_fails_costs_itself(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "PARTS", {"hangs": 5, "fails": 60, "works": 60, "is_wrong": 60})
     package = tmp_path / "tests" / "gpu"
     package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
     tell = 'print(\'ROW {"name": "a", "value": "b", "ok": true}\', flush=True)\n'
     (package / "hangs.py").write_text(f"{tell}import time; time.sleep(600)")
     (package / "fails.py").write_text(f"{tell}raise ValueError('out of luck')")
