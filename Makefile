@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo smollm2 test lint hooks test-slow test-sglang test-vllm test-verifiers engines gpu-wheels generation training seeds faults benchmark system install \
+.PHONY: demo smollm2 test lint hooks test-slow test-sglang test-vllm test-verifiers test-lowest engines gpu-wheels generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
@@ -40,12 +40,23 @@ test-vllm: install-dev .engines/vllm
 test-verifiers: .engines/verifiers
 	.engines/verifiers/bin/python -m pytest --noconftest -m verifiers tests/rollouts_core/environments/test_verifiers.py
 
+test-lowest: .engines/lowest
+	.engines/lowest/bin/python -m pytest -n auto --dist loadfile
+
 engines: .engines/sglang .engines/vllm
 
 .engines/verifiers:
 	$(PYTHON) -m venv $@.unfinished
 	$@.unfinished/bin/pip install -q "verifiers==0.1.14" pytest hypothesis
 	mv $@.unfinished $@
+
+.engines/lowest: pyproject.toml install-dev
+	$(BIN)/uv pip compile -q --resolution lowest-direct --python $(BIN)/python pyproject.toml --extra dev \
+		-o .engines/lowest.txt
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $@
+	$(BIN)/uv pip sync -q --python $@/bin/python .engines/lowest.txt
+	$(BIN)/uv pip install -q --no-deps --python $@/bin/python -e .
+	touch $@
 
 .engines/%: install-dev
 	$(BIN)/python -m tests.build_engine $*

@@ -90,7 +90,7 @@ def _estimate(
         return Estimate(stage.name, cached=False, basis="seconds, mostly")
     tokens = tokens_of(stage, rows, config.data.max_length)
     seconds, basis = _time(stage, size, tokens, earlier)
-    parts = (Part("Python, torch and transformers", base), *parts_of(config, stage, size, rows))
+    parts = (Part("Python, torch and transformers", base), *parts_of(stage, size, rows))
     return Estimate(stage.name, False, parts, tokens, seconds, basis)
 
 

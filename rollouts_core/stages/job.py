@@ -22,6 +22,7 @@ from typing import Any
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.metrics.loggers import JSONLLogger
+from rollouts_core.stages.exhausted import is_out_of_memory, out_of_memory_message
 from rollouts_core.stages.ranks import group_of, help_rank_zero, lead
 from rollouts_core.stages.stage import Stage, stage_from_data
 from rollouts_core.stages.workspace import Session, make_stage, open_session
@@ -94,6 +95,8 @@ def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, ses
         message = f"no space left on the disk of {error.filename or store.home}: free some, then run again"
         return _fail(directory, stage.name, EXIT_DISK_FULL, message)
     except Exception as error:
+        if is_out_of_memory(error):
+            return _fail(directory, stage.name, EXIT_BAD_INPUT, out_of_memory_message(stage, store, device, error))
         if "No space left on device" in str(error):
             message = f"no space left on the disk of {store.home}: free some, then run again"
             return _fail(directory, stage.name, EXIT_DISK_FULL, message)

@@ -6,7 +6,7 @@ Counted, not measured: what is there at once when the largest pass is computed. 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollouts_core.config import DPOConfig, PipelineConfig, RLConfig, SFTConfig
+from rollouts_core.config import BackendConfig, DPOConfig, RLConfig, SFTConfig
 from rollouts_core.inference.tiles import round_up
 from rollouts_core.stages.sizes import FLOAT32, ModelSize
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec
@@ -30,30 +30,30 @@ class Part:
     """Of the config, which makes it smaller."""
 
 
-def parts_of(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
+def parts_of(stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
     """Of one rank, the first, which generates as well. `rows`: what tokenization has counted."""
-    return [Part("the tokenizer", TOKEN * size.vocabulary), *_of_stage(config, stage, size, rows)]
+    return [Part("the tokenizer", TOKEN * size.vocabulary), *_of_stage(stage, size, rows)]
 
 
-def _of_stage(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
+def _of_stage(stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
     match stage.spec:
-        case SFTSpec(training=training):
-            sequence = mean_length(rows, "demonstrations", config.data.max_length)
+        case SFTSpec(training=training, backend=backend, max_length=longest):
+            sequence = mean_length(rows, "demonstrations", longest)
             a_pass = min(training.tokens_per_pass, training.batch_size * sequence)
-            return _trained(config, training, "sft", size, a_pass, a_pass, training.steps)
-        case DPOSpec(training=training):
-            sequence = 2 * mean_length(rows, "preferences", config.data.max_length)
+            return _trained(backend, training, "sft", size, a_pass, a_pass, training.steps)
+        case DPOSpec(training=training, backend=backend, max_length=longest):
+            sequence = 2 * mean_length(rows, "preferences", longest)
             a_pass = min(training.tokens_per_pass, training.batch_size * sequence)
-            parts = _trained(config, training, "dpo", size, a_pass, a_pass, training.steps)
+            parts = _trained(backend, training, "dpo", size, a_pass, a_pass, training.steps)
             return [*parts, Part("the reference", size.weights, "model")]
-        case RLSpec(training=rl):
-            prompt = mean_length(rows, "prompts", config.data.max_length)
+        case RLSpec(training=rl, backend=backend, engine=engine, max_length=longest):
+            prompt = mean_length(rows, "prompts", longest)
             answers = rl.batch_size * rl.n_samples_per_prompt
             a_pass = min(rl.tokens_per_pass, rl.batch_size * prompt + answers * rl.max_new_tokens)
             learnt = min(a_pass, answers * rl.max_new_tokens)
-            parts = _trained(config, rl, "rl", size, a_pass, learnt, stage.spec.stop - stage.spec.start)
-            if config.engine.kind == "embedded":
-                rows_at_once = min(answers, config.engine.max_running_requests)
+            parts = _trained(backend, rl, "rl", size, a_pass, learnt, stage.spec.stop - stage.spec.start)
+            if engine.kind == "embedded":
+                rows_at_once = min(answers, engine.max_running_requests)
                 parts += _engine(size, rows_at_once, prompt + rl.max_new_tokens, "engine.max_running_requests")
             return [*parts, *([Part("the reference", size.weights, "rl.kl_coef")] if rl.kl_coef else [])]
         case EvaluateSpec():
@@ -62,7 +62,7 @@ def _of_stage(config: PipelineConfig, stage: Stage, size: ModelSize, rows: Mappi
 
 
 def _trained(
-    config: PipelineConfig,
+    backend: BackendConfig,
     training: SFTConfig | DPOConfig | RLConfig,
     section: str,
     size: ModelSize,
@@ -75,8 +75,7 @@ def _trained(
     A bfloat16 model has float32 weights to step in as well. A checkpoint holds weights and moments once more while a
     step is computed. Shards are gathered whole when weights are published.
     """
-    backend, ranks = config.backend, config.backend.processes
-    lora = backend.lora
+    ranks, lora = backend.processes, backend.lora
     trained = size.parameters if lora is None else size.adapters(lora.rank, lora.targets)
     inside = trained if lora else size.in_layers
     moments = trained * 2 - (inside if training.optimizer == "muon" else 0)

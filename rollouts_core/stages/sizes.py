@@ -84,7 +84,11 @@ def size_of(model: ScratchModel | PretrainedModel, external: External | None, vo
     if isinstance(model, ScratchModel):
         return _scratch(model, vocabulary or (model.vocab_size if model.tokenizer == "byte_bpe" else 64))
     assert external is not None, "the planner identifies a pretrained model"
-    directory = _directory(external)
+    return size_in(_directory(external), model.dtype)
+
+
+def size_in(directory: Path, dtype: str) -> ModelSize:
+    """Of a model directory, computed with in `dtype`."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     shapes: dict[str, tuple[int, ...]] = {}
     for file in directory.glob("*.safetensors"):
@@ -101,7 +105,7 @@ def size_of(model: ScratchModel | PretrainedModel, external: External | None, vo
         intermediate=config.get("intermediate_size") or 4 * hidden,
         query=heads * each,
         keys=(config.get("num_key_value_heads") or heads) * each,
-        bytes_each=2 if model.dtype == "bfloat16" else FLOAT32,
+        bytes_each=2 if dtype == "bfloat16" else FLOAT32,
     )
 
 

@@ -47,7 +47,8 @@ def _unpack(file: Path, directory: Path) -> None:
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} can't be read: {error}") from error
     config = read.config
-    del config.quantization_config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     model = type(read)(config)
     model.load_state_dict(read.state_dict())
     model.tie_weights()

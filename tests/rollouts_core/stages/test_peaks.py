@@ -63,7 +63,7 @@ def test_adapters_and_muon_keep_less(pipeline_config: PipelineConfig) -> None:
 def counted(config: PipelineConfig, size: ModelSize) -> dict[str, int]:
     """Of the RL stage, with nothing tokenized yet."""
     stage = next(stage for stage in plan(config).stages if stage.name == "rl-1")
-    return {part.name: part.bytes for part in parts_of(config, stage, size, {})}
+    return {part.name: part.bytes for part in parts_of(stage, size, {})}
 
 
 def of(model: Any) -> ModelSize:

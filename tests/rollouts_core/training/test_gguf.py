@@ -12,7 +12,7 @@ from tests.rollouts_core.models import CONTEXT, tiny_model
 
 gguf = pytest.importorskip("gguf")
 
-TOKENS = ["<|endoftext|>", *"abcdefghij", "ab"]
+TOKENS = ["<|endoftext|>", *"abcdefghij", "ab", "cd"]
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -37,7 +37,7 @@ def written(model: Any, file: Path) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(TOKENS + [f"<unused{number}>" for number in range(config.vocab_size - len(TOKENS))])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_eos_token_id(0)
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     for name, value in model.state_dict().items():
@@ -69,7 +69,7 @@ def test_a_gguf_file_becomes_a_model_directory_that_may_be_trained(tmp_path: Pat
     with torch.no_grad():
         read = AutoModelForCausalLM.from_pretrained(made)(tokens).logits
         assert torch.allclose(read, model(tokens).logits, atol=1e-5)
-    assert AutoTokenizer.from_pretrained(made)("abc")["input_ids"] == [TOKENS.index("ab"), TOKENS.index("c")]
+    assert AutoTokenizer.from_pretrained(made)("abce")["input_ids"] == [TOKENS.index(text) for text in ("ab", "c", "e")]
 
 
 def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""What is said when a stage's device has no memory left: what holds it, and what to change.
+
+Decision: what holds memory is counted, as `rollouts plan --estimate` counts it. Who ran out of memory can't be asked
+any more.
+"""
+
+import sys
+
+from rollouts_core.errors import RolloutsError
+from rollouts_core.memory import GIB
+from rollouts_core.stages.peaks import Part, parts_of
+from rollouts_core.stages.sizes import size_in, size_of
+from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.store import Store
+
+ON_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
+LARGEST = 4
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_out_of_memory, error.exceptions))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, MemoryError) or ON_THE_CPU in str(error)
+
+
+def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseException) -> str:
+    """One message, with the largest parts first and the fields that make them smaller."""
+    said = str(error).partition("\n")[0].partition(". GPU")[0]
+    told = f"out of memory on {device}: {said}"
+    spec = stage.spec
+    if not isinstance(spec, SFTSpec | DPOSpec | RLSpec | EvaluateSpec):
+        return told
+    try:
+        parts = sorted(_parts(stage, store), key=lambda part: part.bytes, reverse=True)[:LARGEST]
+    except (RolloutsError, LookupError, OSError, ValueError) as missing:
+        return f"{told} (what holds it is not known: {missing})"
+    largest = ", ".join(f"{part.name} {part.bytes / GIB:.2f} GiB" for part in parts)
+    fields = list(dict.fromkeys(part.field for part in parts if part.field and part.field != "model"))
+    if not isinstance(spec, EvaluateSpec) and not spec.backend.activation_checkpointing:
+        fields.append("set backend.activation_checkpointing")
+    return f"{told}. Largest, as counted: {largest}. Change {', '.join(fields)}, or take a device with more memory"
+
+
+def _parts(stage: Stage, store: Store) -> list[Part]:
+    rows = {name: int(n) for name, n in store.manifest(stage.inputs["data"]).provenance.summary.items()}
+    model = getattr(stage.spec, "model", None)
+    if model is not None:
+        return parts_of(stage, size_of(model, stage.external.get("model"), rows.get("vocab_size")), rows)
+    dtype = getattr(stage.spec, "dtype", "float32")
+    return parts_of(stage, size_in(store.open(stage.inputs["policy"]) / "policy", dtype), rows)
