@@ -12,7 +12,7 @@ from tests.rollouts_core.models import CONTEXT, tiny_model
 
 gguf = pytest.importorskip("gguf")
 
-TOKENS = ["<|endoftext|>", *"abcdefghij", "ab", "cd"]
+TOKENS = ["<|endoftext|>", *"abcdefghij", "ab", "cd", "<|im_start|>", "<|im_end|>"]
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
