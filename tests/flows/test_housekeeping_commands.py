@@ -17,6 +17,7 @@ Rollouts = Callable[..., Done]
 SHORT: dict[str, Any] = {"sft": {"steps": 10}, "rl": None, "data": {"heldout": None}}
 
 
+@pytest.mark.slow
 def test_looking_after_a_store(rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path) -> None:
     config = config_file(**SHORT)
     first = rollouts("run", config, "--json").json()

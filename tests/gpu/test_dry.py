@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from tests.gpu import __main__ as runner
 from tests.gpu import adapters, attention, curves, engine, grpo, rows, speed
@@ -17,7 +16,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("part", "told"),
-    [(attention, 4), (engine, 9), (curves, 2), (adapters, 3), (speed, 9), (grpo, 2)],
+    [
+        (attention, 4),
+        (engine, 9),
+        (adapters, 3),
+        (speed, 9),
+        (grpo, 2),
+        pytest.param(curves, 2, marks=pytest.mark.slow),
+    ],
     ids=lambda value: value.__name__ if isinstance(value, ModuleType) else "",
 )
 def test_every_part_runs_on_the_cpu_and_finds_nothing_wrong(
@@ -63,7 +69,3 @@ def test_the_whole_command_runs_dry(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert [part["part"] for part in parts] == list(runner.PARTS)
-
-
-def test_torch_is_what_the_machine_has() -> None:
-    assert runner._machine().startswith("Python 3.") and torch.__version__ in runner._machine()
