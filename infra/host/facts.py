@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+QUERY = "index,uuid,name,memory.total,driver_version,mig.mode.current"
+NVIDIA_SMI = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
 GPU_LINE = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
 MIG_LINE = re.compile(r"\s+MIG (?P<profile>\S*?(?P<gb>\d+)gb\S*)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
 DEADLINE = 20.0
@@ -37,10 +38,10 @@ def gpus() -> list[dict[str, Any]]:
     """Of every GPU that the driver names, or every MIG slice of one that is cut: place, UUID, model, memory in MiB,
     driver version. None without a driver."""
     rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI).splitlines()]
-    rows = [row for row in rows if len(row) == 5 and row[0].isdigit() and row[3].isdigit()]
-    slices = slices_of(_asked(["nvidia-smi", "-L"])) if rows else {}
+    rows = [row for row in rows if len(row) == 6 and row[0].isdigit() and row[3].isdigit()]
+    slices = slices_of(_asked(["nvidia-smi", "-L"])) if any(row[5] == "Enabled" for row in rows) else {}
     found: list[dict[str, Any]] = []
-    for _, uuid, model, memory, driver in rows:
+    for _, uuid, model, memory, driver, _ in rows:
         cut = slices.get(uuid) or [(uuid, "", int(memory))]
         found += [
             {"index": len(found) + place, "uuid": own, "model": f"{model} {profile}".strip(), "memory": mib,

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from infra.errors import LeaseLapsed, MachineError
 from infra.host import gpu_leases, jobs
@@ -40,9 +41,12 @@ class LocalMachine:
         """`who` names the run to those who wait for its GPUs."""
         self._store, self._settings, self._who = store, settings, who
         self._jobs = store.home / "jobs"
-        self._token = secrets.token_hex(8)
-        self._lease: str | None = None
+        self._token = ""
+        """Of the lease; empty where none was asked for."""
+        self._lease = ""
         self._gpus: tuple[int, ...] = ()
+        self._visible = ""
+        """The leased GPUs, as `CUDA_VISIBLE_DEVICES` names them."""
         self._held = ExitStack()
 
     @property
@@ -60,6 +64,7 @@ class LocalMachine:
         if wanted > len(there):
             raise BadInput(f"machine.gpus: this machine has {len(there)} GPUs to lease, not {wanted}")
         if wanted:
+            self._token = secrets.token_hex(8)
             yield from until_free(partial(self._try_claim, wanted, there, jobs), self._settings.wait_hours)
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
@@ -69,11 +74,9 @@ class LocalMachine:
         return stage
 
     def start(self, job: Job) -> None:
-        variables = {}
-        if self._lease is not None:
-            if not gpu_leases.use(lease_root(), self._lease, self._token, self._place(job.name)):
-                raise LeaseLapsed("the lease of GPUs here is gone")
-            variables["CUDA_VISIBLE_DEVICES"] = visible(self._gpus, gpus())
+        if self._lease and not gpu_leases.use(lease_root(), self._lease, self._token, self._place(job.name)):
+            raise LeaseLapsed("the lease of GPUs here is gone")
+        variables = {"CUDA_VISIBLE_DEVICES": self._visible} if self._lease else {}
         try:
             jobs.start(self._jobs, asdict(job), jobs.runner_command(), variables)
         except jobs.JobError as error:
@@ -109,18 +112,19 @@ class LocalMachine:
 
     def release(self) -> bool:
         self._held.close()
-        if self._lease is not None:
+        if self._token:
             gpu_leases.release(lease_root(), self._jobs, self._token, for_good=True)
         return True
 
-    def _try_claim(self, wanted: int, there: Sequence[int], jobs: Sequence[str]) -> str:
+    def _try_claim(self, wanted: int, there: Sequence[Mapping[str, Any]], jobs: Sequence[str]) -> str:
         """Why it can't be now, nothing when the lease is there."""
-        names = [self._place(job) for job in jobs]
-        ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": there, "jobs": names}
+        names, among = [self._place(job) for job in jobs], [gpu["index"] for gpu in there]
+        ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": among, "jobs": names}
         answer = gpu_leases.acquire(lease_root(), self._jobs, ask)
         if "busy" in answer:
             return f"waiting for {wanted} of {len(there)} GPUs here: {gpu_leases.names(answer['busy'])}"
         self._lease, self._gpus = answer["lease"], tuple(answer["gpus"])
+        self._visible = visible(self._gpus, there)
         self._held.enter_context(gpu_leases.held(lease_root(), answer["lease"], self._token))
         return ""
 
@@ -129,14 +133,13 @@ class LocalMachine:
         return str((self._jobs / job).resolve())
 
 
-def usable_gpus() -> list[int]:
-    """Places of the GPUs that this process may use: all, or what `CUDA_VISIBLE_DEVICES` leaves."""
-    there = gpus()
+def usable_gpus() -> list[dict[str, Any]]:
+    """Those of `gpus()` that this process may use: all, or what `CUDA_VISIBLE_DEVICES` leaves."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
-        return [gpu["index"] for gpu in there]
+        return gpus()
     named = [name.strip() for name in allowed.split(",")]
-    return [gpu["index"] for gpu in there if str(gpu["index"]) in named or gpu["uuid"] in named]
+    return [gpu for gpu in gpus() if str(gpu["index"]) in named or gpu["uuid"] in named]
 
 
 def lease_root() -> Path:

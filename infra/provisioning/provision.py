@@ -18,6 +18,7 @@ from functools import partial
 from infra.connection.remote import Remote
 from infra.errors import MachineError, Unreachable
 from infra.inventory import Host, find_host, load_inventory
+from infra.jobs.placing import refuse_unplaceable
 from infra.jobs.session import MachineSession
 from infra.jobs.stage_job import job_name
 from infra.machines.check import refuse_unfit
@@ -57,9 +58,10 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     store.check_usable()
     if settings.kind == "local":
         session = this_machine(settings, store, run)
-        if any(not store.has(stage.artifact) for chain in plan.chains for stage in chain):
+        if todo := [stage for chain in plan.chains for stage in chain if not store.has(stage.artifact)]:
             run.endings.note("what is leased here", session.machine.release)
             yield from session.machine.claim([job_name(chain) for chain in plan.chains])
+            refuse_unplaceable(todo, session)
         yield session
         return
     passed_variables(settings)
@@ -76,12 +78,14 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     chosen = yield from _chosen(candidates, reach, plan)
     machine = reach.machine(chosen.remote, provider)
     jobs = [job_name(chain) for chain in plan.chains]
+    session = MachineSession(machine, store, settings, run, peers=tuple(peers))
     if chosen.missing:
         yield from claim_all([machine, *peers], jobs, settings.wait_hours) if peers else machine.claim(jobs)
+        refuse_unplaceable((stage for chain in plan.chains for stage in chain), session)
     for used in (machine, *peers):
         used.note_run(run.run_id, run.record.name, [stage.artifact for stage in plan.stages])
     discard_refreshed(machine, plan, run)
-    yield MachineSession(machine, store, settings, run, peers=tuple(peers))
+    yield session
 
 
 def _give_back(provider: Provider, name: str) -> None:

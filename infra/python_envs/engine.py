@@ -31,13 +31,6 @@ class Packages:
     files: dict[str, str] = field(default_factory=dict)
 
 
-def leased_gpus(session: MachineSession) -> int:
-    """How many GPUs the run's jobs see there."""
-    if session.settings.device == "cpu":
-        return 0
-    return len(session.machine.gpus)
-
-
 def engine_python(packages: Packages, session: MachineSession) -> Iterator[str | Path]:
     """Yields the installer's lines, then the interpreter that has the packages.
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from infra.errors import JobFailed
 from infra.jobs.follow import Lines, LogLine, watching
+from infra.jobs.placing import leased_gpus, placement_for
 from infra.jobs.session import MachineSession
 from infra.jobs.stage_job import job_name, start_leased
 from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
-from infra.python_envs.engine import engine_python, host_command, leased_gpus
+from infra.python_envs.engine import engine_python, host_command
 from infra.servers.job import serve_job
 from infra.servers.model import ServedModel
 from infra.servers.packages import packages_of
-from rollouts_core.config import EngineConfig, Placement, placement_of
+from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
-from rollouts_core.stages.ranks import processes_of
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
@@ -38,19 +38,11 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     memory = f"/dev/shm/rollouts-weights.{place}"
     command = host_command(session, "servers")
     model = served_model(todo[0], session)
-    job = serve_job(chain, command, config, model, python, _placement(config, todo[0], session), memory)
+    job = serve_job(chain, command, config, model, python, placement_for(todo[0], session), memory)
     session.services[chain] = job
     session.expect("serve", job, machine)
     yield from start_leased(job, machine, [job.name])
     yield from _until_ready(job, session)
-
-
-def _placement(config: EngineConfig, segment: Stage, session: MachineSession) -> Placement:
-    ranks = processes_of(segment) // (1 + len(session.peers))
-    try:
-        return placement_of(leased_gpus(session), ranks, config)
-    except ValueError as error:
-        raise BadInput(f"machine.gpus: {error}") from None
 
 
 def _built(kind: str, session: MachineSession) -> Generator[str, None, str]:

@@ -34,11 +34,12 @@ def placement_of(gpus: int, ranks: int, engine: EngineConfig | None) -> Placemen
     servers, each = (0, 0) if engine is None or engine.kind == "embedded" else (engine.replicas, gpus_of_server(engine))
     if not gpus:
         return Placement((), ((),) * servers)
-    if gpus < max(ranks, servers * each):
-        needs = [f"backend.processes makes {ranks} ranks, a GPU each"] if gpus < ranks else []
+    needed = max(ranks, servers * each)
+    if gpus < needed:
+        needs = [f"backend.processes makes {ranks} ranks with a GPU each"] if gpus < ranks else []
         if gpus < servers * each:
             needs.append(f"engine.replicas makes {servers} servers of {each} GPUs (tensor_parallel x data_parallel)")
-        raise ValueError(f"{gpus} GPUs are too few: {'; '.join(needs)}")
+        raise ValueError(f"{needed} are needed and {gpus} leased: {'; '.join(needs)}")
     first = ranks if gpus >= ranks + servers * each else 0
     starts = range(first, first + servers * each, each or 1)
     return Placement(tuple(range(ranks)), tuple(tuple(range(start, start + each)) for start in starts))

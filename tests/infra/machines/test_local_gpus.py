@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from infra.errors import MachineError
 from infra.host.facts import gpus, slices_of, visible
 from infra.machines.local import LocalMachine, usable_gpus
 from infra.machines.machine import Job
-from rollouts_core.config import MachineConfig
+from infra.provisioning.provision import provision_machine
+from rollouts_core.config import BackendConfig, MachineConfig, PipelineConfig
 from rollouts_core.errors import BadInput
+from rollouts_core.observe.runs import RunLog
+from rollouts_core.stages.plan import plan
 from rollouts_core.store.local import LocalStore
 
 WHOLE = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)
@@ -30,8 +34,8 @@ DRIVER = """#!/bin/sh
 if [ "$1" = -L ]; then cat <<'END'
 {listing}END
 else
-echo "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559, 570.1"
-echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3, 81559, 570.1"
+echo "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559, 570.1, {mode}"
+echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3, 81559, 570.1, Disabled"
 fi
 """
 NOW = MachineConfig(wait_hours=1e-9)
@@ -56,7 +60,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
     def install(listing: str) -> None:
         script = tmp_path / "bin" / "nvidia-smi"
-        script.write_text(DRIVER.format(listing=listing))
+        script.write_text(DRIVER.format(listing=listing, mode="Enabled" if "MIG" in listing else "Disabled"))
         script.chmod(0o755)
 
     install(WHOLE)
@@ -105,6 +109,34 @@ def test_a_run_that_is_killed_leaves_its_gpus(
     assert other.gpus == (0, 1)
 
 
+def test_ranks_that_do_not_fit_the_lease_are_refused_before_anything_is_made(
+    driver: object, pipeline_config: PipelineConfig, run_log: RunLog, tmp_path: Path
+) -> None:
+    """Not said otherwise, one GPU is leased; four ranks would share it."""
+    config = replace(pipeline_config, backend=BackendConfig(processes=4))
+    store = LocalStore(tmp_path / "store")
+    with pytest.raises(BadInput, match=r"machine\.gpus: 4 are needed and 1 leased: backend\.processes makes 4 ranks"):
+        list(provision_machine(config.machine, plan(config), store, run_log))
+    assert not list(store.home.glob("jobs/*"))
+
+
+def test_a_release_that_comes_in_the_middle_of_a_claim_frees_what_was_leased(
+    machine: Callable[..., LocalMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted between the lease and its note here."""
+    first, second = machine("a", MachineConfig(gpus=2, wait_hours=1e-9)), machine("b")
+    with monkeypatch.context() as broken:
+        broken.setattr("infra.machines.local.visible", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(first.claim([]))
+    first.release()
+    assert not list(second.claim([]))
+
+
+def interrupted(*args: object) -> str:
+    raise KeyboardInterrupt
+
+
 def test_more_than_there_are_is_refused(machine: Callable[..., LocalMachine]) -> None:
     with pytest.raises(BadInput, match=r"machine\.gpus: this machine has 2 GPUs to lease, not 3"):
         list(machine("a", MachineConfig(gpus=3)).claim([]))
@@ -115,7 +147,7 @@ def test_what_the_user_hides_is_not_leased(
     allowed: str, usable: list[int], driver: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    assert usable_gpus() == usable
+    assert [gpu["index"] for gpu in usable_gpus()] == usable
 
 
 def test_on_the_cpu_nothing_is_leased(machine: Callable[..., LocalMachine]) -> None:
