@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.errors import MachineError
+from infra.host import gpu_leases
 from infra.host.facts import gpus, slices_of, visible
 from infra.machines.local import LocalMachine, usable_gpus
 from infra.machines.machine import Job
@@ -126,14 +128,15 @@ def test_a_release_that_comes_in_the_middle_of_a_claim_frees_what_was_leased(
     """Interrupted between the lease and its note here."""
     first, second = machine("a", MachineConfig(gpus=2, wait_hours=1e-9)), machine("b")
     with monkeypatch.context() as broken:
-        broken.setattr("infra.machines.local.visible", interrupted)
+        broken.setattr("infra.machines.local.gpu_leases.acquire", leased_and_interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(first.claim([]))
     first.release()
     assert not list(second.claim([]))
 
 
-def interrupted(*args: object) -> str:
+def leased_and_interrupted(*args: Any, acquire: Callable[..., object] = gpu_leases.acquire) -> None:
+    acquire(*args)
     raise KeyboardInterrupt
 
 
