@@ -35,20 +35,18 @@ def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseEx
     if not isinstance(spec, SFTSpec | DPOSpec | RLSpec | EvaluateSpec):
         return told
     try:
-        parts = sorted(_parts(stage, store), key=lambda part: part.bytes, reverse=True)[:LARGEST]
+        parts = sorted(_parts(spec, stage, store), key=lambda part: part.bytes, reverse=True)[:LARGEST]
     except (RolloutsError, LookupError, OSError, ValueError) as missing:
         return f"{told} (what holds it is not known: {missing})"
     largest = ", ".join(f"{part.name} {part.bytes / GIB:.2f} GiB" for part in parts)
-    fields = list(dict.fromkeys(part.field for part in parts if part.field and part.field != "model"))
+    fields = list(dict.fromkeys(part.field for part in parts if part.field))
     if not isinstance(spec, EvaluateSpec) and not spec.backend.activation_checkpointing:
-        fields.append("set backend.activation_checkpointing")
-    return f"{told}. Largest, as counted: {largest}. Change {', '.join(fields)}, or take a device with more memory"
+        fields.append("backend.activation_checkpointing")
+    return f"{told}. Largest, as counted: {largest}. These fields decide over it: {', '.join(fields)}"
 
 
-def _parts(stage: Stage, store: Store) -> list[Part]:
+def _parts(spec: SFTSpec | DPOSpec | RLSpec | EvaluateSpec, stage: Stage, store: Store) -> list[Part]:
     rows = {name: int(n) for name, n in store.manifest(stage.inputs["data"]).provenance.summary.items()}
-    model = getattr(stage.spec, "model", None)
-    if model is not None:
-        return parts_of(stage, size_of(model, stage.external.get("model"), rows.get("vocab_size")), rows)
-    dtype = getattr(stage.spec, "dtype", "float32")
-    return parts_of(stage, size_in(store.open(stage.inputs["policy"]) / "policy", dtype), rows)
+    if spec.model is not None:
+        return parts_of(stage, size_of(spec.model, stage.external.get("model"), rows.get("vocab_size")), rows)
+    return parts_of(stage, size_in(store.open(stage.inputs["policy"]) / "policy", spec.dtype), rows)

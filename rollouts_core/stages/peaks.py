@@ -54,7 +54,8 @@ def _of_stage(stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Pa
             parts = _trained(backend, rl, "rl", size, a_pass, learnt, stage.spec.stop - stage.spec.start)
             if engine.kind == "embedded":
                 rows_at_once = min(answers, engine.max_running_requests)
-                parts += _engine(size, rows_at_once, prompt + rl.max_new_tokens, "engine.max_running_requests")
+                columns = prompt + rl.max_new_tokens
+                parts += _engine(size, rows_at_once, columns, "engine.kind", "engine.max_running_requests")
             return [*parts, *([Part("the reference", size.weights, "rl.kl_coef")] if rl.kl_coef else [])]
         case EvaluateSpec():
             return _evaluated(stage.spec, size, rows)
@@ -105,13 +106,16 @@ def _evaluated(spec: EvaluateSpec, size: ModelSize, rows: Mapping[str, int]) -> 
     logits = asked * size.vocabulary * (3 * FLOAT32 + 2 * 8)  # sampled from in float64
     joined = size.layers * size.hidden * (heads + 2 * size.intermediate) * size.bytes_each
     return [
-        *_engine(size, asked, prompt + wanted.max_new_tokens, "evaluation.limit"),
+        *_engine(size, asked, prompt + wanted.max_new_tokens, "model", "evaluation.limit"),
         Part("weights while they are joined", joined),
         Part("reading prompts", max(reading, logits), "evaluation.limit"),
     ]
 
 
-def _engine(size: ModelSize, rows: int, columns: int, field: str) -> list[Part]:
-    """What stays; what a step of generation holds besides is gone when the trainer's pass begins."""
+def _engine(size: ModelSize, rows: int, columns: int, kind: str, most: str) -> list[Part]:
+    """What stays; what a step of generation holds besides is gone when the trainer's pass begins.
+
+    `kind` and `most` are the fields that say which engine it is and how much it generates at once.
+    """
     cache = rows * round_up(columns) * size.cache_per_token
-    return [Part("the engine's weights", size.weights, "engine.kind"), Part("keys and values", cache, field)]
+    return [Part("the engine's weights", size.weights, kind), Part("keys and values", cache, most)]

@@ -124,9 +124,7 @@ def _aggregated(losses_M: torch.Tensor, recipe: Recipe, batch: TrainBatch) -> to
     return aggregate(losses_M, batch.sequence_M, batch.sequences, recipe.aggregation, batch.normalizer)
 
 
-def _metrics(
-    recipe: Recipe, logprobs_M: torch.Tensor, old_M: torch.Tensor, batch: TrainBatch
-) -> dict[str, float | torch.Tensor]:
+def _metrics(recipe: Recipe, logprobs_M: torch.Tensor, old_M: torch.Tensor, batch: TrainBatch) -> Found:
     assert batch.advantages_M is not None and batch.rollout_logprobs_M is not None
     difference_M = logprobs_M - batch.rollout_logprobs_M
     ratio_M = difference_M.exp()
