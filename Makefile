@@ -40,7 +40,7 @@ test-vllm: install-dev .engines/vllm
 test-verifiers: .engines/verifiers
 	.engines/verifiers/bin/python -m pytest --noconftest -m verifiers tests/rollouts_core/environments/test_verifiers.py
 
-test-lowest: .engines/lowest
+test-lowest: .engines/lowest/.installed
 	.engines/lowest/bin/python -m pytest -n auto --dist loadfile
 
 engines: .engines/sglang .engines/vllm
@@ -50,12 +50,13 @@ engines: .engines/sglang .engines/vllm
 	$@.unfinished/bin/pip install -q "verifiers==0.1.14" pytest hypothesis
 	mv $@.unfinished $@
 
-.engines/lowest: pyproject.toml install-dev
+.engines/lowest/.installed: pyproject.toml $(VENV)/.installed-dev
+	mkdir -p .engines
 	$(BIN)/uv pip compile -q --resolution lowest-direct --python $(BIN)/python pyproject.toml --extra dev \
 		-o .engines/lowest.txt
-	$(BIN)/uv venv -q --clear --python $(BIN)/python $@
-	$(BIN)/uv pip sync -q --python $@/bin/python .engines/lowest.txt
-	$(BIN)/uv pip install -q --no-deps --python $@/bin/python -e .
+	$(BIN)/uv venv -q --clear --python $(BIN)/python $(@D)
+	$(BIN)/uv pip sync -q --python $(@D)/bin/python .engines/lowest.txt
+	$(BIN)/uv pip install -q --no-deps --python $(@D)/bin/python -e .
 	touch $@
 
 .engines/%: install-dev

@@ -10,7 +10,7 @@ from rollouts_core.config import LoRAConfig
 from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
-from tests.gpu.attention import FAMILIES, _model
+from tests.gpu.attention import FAMILIES, seeded_model
 from tests.gpu.rows import tell
 from tests.rollouts_core.training.test_packed import sequences
 
@@ -34,7 +34,7 @@ def main(device: str) -> None:
 
 
 def _backend(device: str) -> PyTorchTrainingBackend:
-    model = _model(FAMILIES["qwen3, shared key heads"](), device, torch.float32)
+    model = seeded_model(FAMILIES["qwen3, shared key heads"](), device, torch.float32)
     return create_pytorch_backend(model, create_cross_entropy_loss(), Optimization(1e-2), lora=LoRAConfig(rank=8))
 
 

@@ -39,9 +39,9 @@ def main(device: str) -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     examples = sequences(LENGTHS, shared=37) + sequences([77, 30], seed=1)
     for name, config in FAMILIES.items():
-        exact, gradient = _alone(_model(config(), "cpu", torch.float32), examples)
-        theirs, their_gradient = _alone(_model(config(), device, dtype), examples)
-        model = _model(config(), device, dtype)
+        exact, gradient = _alone(seeded_model(config(), "cpu", torch.float32), examples)
+        theirs, their_gradient = _alone(seeded_model(config(), device, dtype), examples)
+        model = seeded_model(config(), device, dtype)
         scores = Policy(model)(pack_batch(examples, 1.0).to(torch.device(device)))
         scores.logprobs_M.sum().backward()
         ours, our_gradient = scores.logprobs_M.detach().double().cpu(), _gradient(model)
@@ -69,7 +69,7 @@ def _gradient(model: Any) -> torch.Tensor:
     return torch.cat([value.grad.flatten().double().cpu() for value in model.parameters() if value.grad is not None])
 
 
-def _model(config: Any, device: str, dtype: torch.dtype) -> Any:
+def seeded_model(config: Any, device: str, dtype: torch.dtype) -> Any:
     """The same weights whatever the device."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")

@@ -22,7 +22,7 @@ from rollouts_core.training.objectives import Extras, create_cross_entropy_loss,
 from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
 from rollouts_core.training.rl import RLStep, RLTrainingConfig, run_rl_training
 from rollouts_core.types import Message, Prompt
-from tests.gpu.attention import FAMILIES, _model
+from tests.gpu.attention import FAMILIES, seeded_model
 from tests.gpu.rows import tell
 from tests.rollouts_core.training.test_packed import sequences
 
@@ -33,12 +33,14 @@ GROUPS, GROUP, PROMPT, ANSWER = 8, 8, 8, 12
 
 def main(device: str) -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    there = list(supervised(_model(FAMILIES[FAMILY](), device, dtype)))
-    here = list(supervised(_model(FAMILIES[FAMILY](), "cpu", torch.float32)))
+    there = list(supervised(seeded_model(FAMILIES[FAMILY](), device, dtype)))
+    here = list(supervised(seeded_model(FAMILIES[FAMILY](), "cpu", torch.float32)))
     apart = max(abs(one - other) / other for one, other in zip(there, here, strict=True))
     tell("SFT losses", f"{there[0]:.4f} to {there[-1]:.4f}, at most {apart:.2%} from float32's", apart < 0.05)
     for place, kind in dict.fromkeys(((device, dtype), ("cpu", torch.float32))):
-        steps = list(reinforced(_model(FAMILIES[FAMILY](), place, kind), GROUPS, GROUP, PROMPT, ANSWER, 3e-3, RL_STEPS))
+        steps = list(
+            reinforced(seeded_model(FAMILIES[FAMILY](), place, kind), GROUPS, GROUP, PROMPT, ANSWER, 3e-3, RL_STEPS)
+        )
         rewards = [step.metrics["reward"] for step in steps]
         apart = statistics.fmean(step.metrics["sampling/sampling_logp_difference/mean"] for step in steps)
         first, last = statistics.fmean(rewards[:LAST]), statistics.fmean(rewards[-LAST:])

@@ -11,7 +11,7 @@ from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.policy import Policy
-from tests.gpu.attention import FAMILIES, _model
+from tests.gpu.attention import FAMILIES, seeded_model
 from tests.gpu.rows import tell
 
 ANSWER, CONTEXT = 48, 128
@@ -21,7 +21,7 @@ def main(device: str) -> None:
     precise = torch.backends.cuda.matmul
     precise.allow_tf32 = False
     for name in ("qwen3, shared key heads", "qwen2, windows", "gemma2, soft caps"):
-        model = _model(FAMILIES[name](), device, torch.float32)
+        model = seeded_model(FAMILIES[name](), device, torch.float32)
         requests = _requests(0.0)
         answers = TorchEngine(copy_of(model), CONTEXT, 8).generate(requests)
         equal = sum(
@@ -29,7 +29,7 @@ def main(device: str) -> None:
         )
         tell(f"{name}: greedy answers", f"{equal} of {len(requests)} are transformers'", equal == len(requests))
         for dtype in (torch.float32, torch.bfloat16):
-            own = _model(FAMILIES[name](), device, dtype)
+            own = seeded_model(FAMILIES[name](), device, dtype)
             sampled = _requests(1.0)
             made = TorchEngine(copy_of(own), CONTEXT, 8).generate(sampled)
             apart = _apart(own, sampled, made)

@@ -14,7 +14,7 @@ from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
-from tests.gpu.attention import FAMILIES, _model
+from tests.gpu.attention import FAMILIES, seeded_model
 from tests.gpu.rows import tell
 from tests.rollouts_core.training.test_packed import sequences
 
@@ -40,7 +40,9 @@ def _elsewhere(device: str, directory: Path, killed_at: int) -> "subprocess.Comp
 def train(device: str, directory: Path, killed_at: int) -> None:
     """Steps of which the checkpoint, if there is one, has some already."""
     torch.use_deterministic_algorithms(True, warn_only=device == "cuda")
-    model = _model(FAMILIES["qwen3, shared key heads"](), device, torch.bfloat16 if device == "cuda" else torch.float32)
+    model = seeded_model(
+        FAMILIES["qwen3, shared key heads"](), device, torch.bfloat16 if device == "cuda" else torch.float32
+    )
     backend = create_pytorch_backend(model, create_cross_entropy_loss(), Optimization(1e-3))
     found = last_checkpoint(directory)
     if found:

@@ -1,8 +1,6 @@
 """How fast training, generation and the export of weights are on one GPU, and how much memory they take.
 
-Model FLOP utilisation counts 6 FLOPs per parameter and token (the head's only for learnt tokens, embeddings none) and
-6 x layers x heads x head size x length for causal attention, forward and backward, against the GPU's dense bfloat16
-peak. Weights are random.
+Model FLOP utilisation is that of the metrics (`rollouts_core.training.flops`). Weights are random.
 """
 
 import statistics
@@ -27,8 +25,6 @@ from rollouts_core.training.objectives import Extras, create_cross_entropy_loss,
 from rollouts_core.training.pytorch import Optimization, create_pytorch_backend
 from tests.gpu.rows import tell
 
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOP/s, from the makers' data sheets."""
 REPEATS = 5
 
 
@@ -53,16 +49,15 @@ SMALL = [Shape("small", 64, 128, 2, 4, 2, 16, 512)]
 
 def main(device: str) -> None:
     dry = device == "cpu"
-    peak = None if dry else next((p for n, p in PEAKS.items() if n in torch.cuda.get_device_name()), None)
     lengths = (256, 512) if dry else (8192, 16384)
     for shape in SMALL if dry else SHAPES:
         for length in lengths:
             sft = [_example(length, shape.vocabulary, share=0.5)]
-            _train(f"{shape.name} SFT {length}", shape, sft, create_cross_entropy_loss(), device, peak)
-        _train(f"{shape.name} SFT, compiled", shape, sft, create_cross_entropy_loss(), device, peak, compiled=True)
+            _train(f"{shape.name} SFT {length}", shape, sft, create_cross_entropy_loss(), device)
+        _train(f"{shape.name} SFT, compiled", shape, sft, create_cross_entropy_loss(), device, compiled=True)
         rl = [_example(lengths[-1], shape.vocabulary, share=0.9)]
         loss = create_rl_loss(recipe_of(GRPO(), lengths[-1]), Extras())
-        _train(f"{shape.name} RL {lengths[-1]}", shape, rl, loss, device, peak)
+        _train(f"{shape.name} RL {lengths[-1]}", shape, rl, loss, device)
         _generate(shape, device, 16 if dry else 256)
 
 
@@ -72,7 +67,6 @@ def _train(
     examples: list[Example],
     loss: LossFunction,
     device: str,
-    peak: float | None,
     compiled: bool = False,
 ) -> None:
     model = random_model(shape, device)
@@ -83,13 +77,18 @@ def _train(
     backend = create_pytorch_backend(model, loss, Optimization(1e-6), activation_checkpointing=True)
     _forget_peak(device)
 
+    flops = 0.0
+
     def step() -> None:
-        backend.forward_backward(pack_batch(examples, float(learnt_tokens(examples)))).result()
+        nonlocal flops
+        passed = backend.forward_backward(pack_batch(examples, float(learnt_tokens(examples))))
         backend.optim_step().result()
+        flops = passed.result()["flops_sum"]
 
     seconds = _median(step, device)
     tokens = sum(len(example.tokens) for example in examples)
-    share = "" if peak is None else f", {_flops(shape, examples) / seconds / peak:.1%} of {peak / 1e12:.0f} TFLOP/s"
+    peak = backend.peak_flops
+    share = "" if peak is None else f", {flops / seconds / peak:.1%} of {peak / 1e12:.1f} TFLOP/s"
     tell(name, f"{tokens / seconds:,.0f} tokens/s{share}{_peak(device)}")
     exported = _median(lambda: {n: value.cpu() for n, value in backend.get_weights().result().items()}, device)
     tell(f"{name}, weights to the host", f"{exported:.2f} s")
@@ -120,17 +119,6 @@ def _example(length: int, vocabulary: int, share: float) -> Example:
     learnt = int(mask.sum())
     streams = {"rollout_logprobs": np.full(learnt, -1.0), "advantages": random.standard_normal(learnt)}
     return Example(random.integers(1, vocabulary, length).astype(np.int32), mask, 0, streams)
-
-
-def _flops(shape: Shape, examples: list[Example]) -> float:
-    attention = shape.hidden * shape.head * (2 * shape.heads + 2 * shape.kv_heads)
-    inner = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
-    total = 0.0
-    for example in examples:
-        length = len(example.tokens)
-        total += 6 * inner * length + 6 * shape.vocabulary * shape.hidden * int(example.loss_mask.sum())
-        total += 6 * shape.layers * shape.heads * shape.head * length**2
-    return total
 
 
 def _median(work: Callable[[], object], device: str) -> float:
