@@ -11,7 +11,7 @@ from rich.table import Table
 from flows.preflight import store_of
 from rollouts_core.config import MachineConfig, PipelineConfig
 from rollouts_core.memory import GIB, machine_bytes
-from rollouts_core.stages.estimate import Estimate, estimate, misfit
+from rollouts_core.stages.estimate import Estimate, estimate, misfit, runs_on_gpu
 from rollouts_core.stages.plan import plan
 
 
@@ -32,8 +32,8 @@ def print_estimate(config: PipelineConfig, options: argparse.Namespace) -> int:
 
 def memory_of(machine: MachineConfig) -> int | None:
     """Bytes that a stage's process may have there; None where that is not known before the machine is leased."""
-    if machine.gpu_memory_gb and machine.device != "cpu":
-        return int(machine.gpu_memory_gb * 1e9)
+    if runs_on_gpu(machine):
+        return int(machine.gpu_memory_gb * 1e9) or None
     return machine_bytes() if machine.kind == "local" else None
 
 
@@ -52,9 +52,10 @@ def _print(estimates: list[Estimate], memory: int | None) -> None:
         )
     console = Console(highlight=False)
     console.print(table, soft_wrap=True)
-    whole = sum(entry.seconds or 0.0 for entry in estimates)
+    known = [entry.seconds for entry in estimates if entry.seconds is not None]
+    together = f"together {_time(sum(known))}" if known else "time not known"
     machine = f"the machine has {memory / GIB:.1f} GiB" if memory else "the machine's memory is not known here"
-    console.print(f"together {_time(whole)}; {machine}")
+    console.print(f"{together}; {machine}")
 
 
 def _time(seconds: float | None) -> str:

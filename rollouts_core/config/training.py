@@ -4,12 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rollouts_core.config.schema import Operational, or_raise, part
+from rollouts_core.config.schema import Added, Operational, or_raise, part
 
 Optimizer = Annotated[
     Literal["adamw", "muon"], Field(description="muon: for the matrices inside the layers; AdamW for the rest.")
 ]
 Schedule = Literal["cosine", "linear", "constant", "stable_then_decay"]
+Recomputed = bool | Literal["selective"]
 SCHEDULES = "Decay to zero after warm-up; stable_then_decay: over the last fifth."
 
 
@@ -83,6 +84,11 @@ class BackendConfig:
         default=1, ge=1, description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device."
     )
     lora: LoRAConfig | None = Field(default=None, description="Train adapters instead of the weights.")
-    activation_checkpointing: Operational[bool] = Field(
-        default=False, description="Compute activations again for the gradient: less memory, a third more time."
+    activation_checkpointing: Operational[Recomputed] = Field(
+        default=False,
+        description="Compute activations again for the gradient: less memory, a third more time. selective: all but "
+        "attention, which is most of that time in long sequences.",
+    )
+    compile: Added[bool] = Field(
+        default=False, description="Compile each layer's norms and feed-forward part by torch.compile."
     )

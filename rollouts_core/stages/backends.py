@@ -63,6 +63,7 @@ def _backend(
         activation_checkpointing=spec.backend.activation_checkpointing,
         lora=spec.backend.lora,
         entropy=isinstance(spec, RLSpec),
+        compiled=spec.backend.compile,
         **options,
     )
 

@@ -1,8 +1,8 @@
 """What a plan will take: memory, tokens and time of each stage, before anything is leased.
 
 Decision: memory is counted, part by part, so that a config that doesn't fit can be told which field to change. Time is
-not: it is taken from earlier artifacts of the same kind that this machine made, in proportion to the work, and where
-there are none, from how fast it multiplies.
+not: it is taken from earlier artifacts of the same kind that this machine, or a GPU, made, in proportion to the work.
+Where there are none, a CPU's is taken from how fast it multiplies, and a GPU's is not known.
 """
 
 import platform
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rollouts_core.config import PipelineConfig
+from rollouts_core.config import MachineConfig, PipelineConfig
 from rollouts_core.memory import GIB
 from rollouts_core.stages.peaks import Part, parts_of
 from rollouts_core.stages.plan import Plan
@@ -57,11 +57,20 @@ def estimate(config: PipelineConfig, plan: Plan, store: Store) -> list[Estimate]
         size = size_of(config.model, plan.stages[0].external.get("model"), rows.get("vocab_size"))
     except LookupError as error:
         return [Estimate(s.name, store.has(s.artifact), basis=str(error)) for s in plan.stages]
-    base, earlier = _imported_bytes(), store.manifests()
+    on_gpu = runs_on_gpu(config.machine)
+    base = () if on_gpu else (Part("Python, torch and transformers", _imported_bytes()),)
+    earlier = store.manifests()
     return [
         replace(_estimate(config, stage, size, rows, base, earlier), cached=store.has(stage.artifact))
         for stage in plan.stages
     ]
+
+
+def runs_on_gpu(machine: MachineConfig) -> bool:
+    """Whether the config says that stages run on a GPU; else they are taken to run on a CPU."""
+    if machine.device == "auto":
+        return bool(machine.gpus or machine.gpu_memory_gb or machine.accelerator)
+    return machine.device == "cuda"
 
 
 def misfit(estimates: Sequence[Estimate], memory: int) -> list[str]:
@@ -83,15 +92,15 @@ def _estimate(
     stage: Stage,
     size: ModelSize,
     rows: Mapping[str, int],
-    base: int,
+    base: tuple[Part, ...],
     earlier: Sequence[Manifest],
 ) -> Estimate:
     if isinstance(stage.spec, TokenizeSpec):
         return Estimate(stage.name, cached=False, basis="seconds, mostly")
     tokens = tokens_of(stage, rows, config.data.max_length)
-    seconds, basis = _time(stage, size, tokens, earlier)
-    parts = (Part("Python, torch and transformers", base), *parts_of(stage, size, rows))
-    return Estimate(stage.name, False, parts, tokens, seconds, basis)
+    on_gpu = runs_on_gpu(config.machine)
+    seconds, basis = _time(stage, size, tokens, earlier, on_gpu)
+    return Estimate(stage.name, False, (*base, *parts_of(stage, size, rows, on_gpu)), tokens, seconds, basis)
 
 
 def _time(
@@ -99,9 +108,10 @@ def _time(
     size: ModelSize,
     tokens: int,
     earlier: Sequence[Manifest],
+    on_gpu: bool,
 ) -> tuple[float | None, str]:
-    """Seconds, where they can be known, and what they are taken from: the artifact of this machine with the nearest
-    work."""
+    """Seconds, where they can be known, and what they are taken from: the artifact of this machine, or of a GPU, with
+    the nearest work."""
     if not tokens:
         return None, "not known before tokenization"
     work = tokens * size.weights
@@ -109,14 +119,24 @@ def _time(
         (float(entry.provenance.used["work"]), entry)
         for entry in earlier
         if entry.provenance.used.get("work") and entry.artifact.stage.partition("-")[0] == stage.kind
-        and entry.provenance.host.get("node") == platform.node()
+        and (_on_a_gpu(entry) if on_gpu else _made_here(entry))
     ]  # fmt: skip
     if known:
         done, nearest = min(known, key=lambda pair: abs(pair[0] - work))
         return nearest.provenance.seconds * work / done, nearest.artifact.directory
+    if on_gpu:
+        return None, "no such stage has run on a GPU yet"
     share = 2 if isinstance(stage.spec, EvaluateSpec) else PASS_SHARE
     flops = tokens * size.parameters * share
     return flops / (EFFICIENCY * _multiplications()), "how fast this machine multiplies: rough"
+
+
+def _on_a_gpu(made: Manifest) -> bool:
+    return str(made.provenance.host.get("device", "")).startswith("cuda")
+
+
+def _made_here(made: Manifest) -> bool:
+    return made.provenance.host.get("node") == platform.node() and not _on_a_gpu(made)
 
 
 def _rows(plan: Plan, store: Store) -> dict[str, int]:

@@ -35,7 +35,7 @@ def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseEx
     if not isinstance(spec, SFTSpec | DPOSpec | RLSpec | EvaluateSpec):
         return told
     try:
-        parts = sorted(_parts(spec, stage, store), key=lambda part: part.bytes, reverse=True)[:LARGEST]
+        parts = sorted(_parts(spec, stage, store, device != "cpu"), key=lambda part: part.bytes, reverse=True)[:LARGEST]
     except (RolloutsError, LookupError, OSError, ValueError) as missing:
         return f"{told} (what holds it is not known: {missing})"
     largest = ", ".join(f"{part.name} {part.bytes / GIB:.2f} GiB" for part in parts)
@@ -45,8 +45,8 @@ def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseEx
     return f"{told}. Largest, as counted: {largest}. These fields decide over it: {', '.join(fields)}"
 
 
-def _parts(spec: SFTSpec | DPOSpec | RLSpec | EvaluateSpec, stage: Stage, store: Store) -> list[Part]:
+def _parts(spec: SFTSpec | DPOSpec | RLSpec | EvaluateSpec, stage: Stage, store: Store, on_gpu: bool) -> list[Part]:
     rows = {name: int(n) for name, n in store.manifest(stage.inputs["data"]).provenance.summary.items()}
     if spec.model is not None:
-        return parts_of(stage, size_of(spec.model, stage.external.get("model"), rows.get("vocab_size")), rows)
-    return parts_of(stage, size_in(store.open(stage.inputs["policy"]) / "policy", spec.dtype), rows)
+        return parts_of(stage, size_of(spec.model, stage.external.get("model"), rows.get("vocab_size")), rows, on_gpu)
+    return parts_of(stage, size_in(store.open(stage.inputs["policy"]) / "policy", spec.dtype), rows, on_gpu)

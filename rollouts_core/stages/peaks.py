@@ -30,28 +30,31 @@ class Part:
     """Of the config, which makes it smaller."""
 
 
-def parts_of(stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
-    """Of one rank, the first, which generates as well. `rows`: what tokenization has counted."""
-    return [Part("the tokenizer", TOKEN * size.vocabulary), *_of_stage(stage, size, rows)]
+def parts_of(stage: Stage, size: ModelSize, rows: Mapping[str, int], on_gpu: bool = False) -> list[Part]:
+    """Of one rank, the first, which generates as well. `rows`: what tokenization has counted. `on_gpu`: of the GPU's
+    memory alone."""
+    on_host = [] if on_gpu else [Part("the tokenizer", TOKEN * size.vocabulary)]
+    return [*on_host, *_of_stage(stage, size, rows, on_gpu)]
 
 
-def _of_stage(stage: Stage, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:
+def _of_stage(stage: Stage, size: ModelSize, rows: Mapping[str, int], on_gpu: bool) -> list[Part]:
     match stage.spec:
         case SFTSpec(training=training, backend=backend, max_length=longest):
             sequence = mean_length(rows, "demonstrations", longest)
             a_pass = min(training.tokens_per_pass, training.batch_size * sequence)
-            return _trained(backend, training, "sft", size, a_pass, a_pass, training.steps)
+            return _trained(backend, training, "sft", size, a_pass, a_pass, training.steps, on_gpu)
         case DPOSpec(training=training, backend=backend, max_length=longest):
             sequence = 2 * mean_length(rows, "preferences", longest)
             a_pass = min(training.tokens_per_pass, training.batch_size * sequence)
-            parts = _trained(backend, training, "dpo", size, a_pass, a_pass, training.steps)
+            parts = _trained(backend, training, "dpo", size, a_pass, a_pass, training.steps, on_gpu)
             return [*parts, Part("the reference", size.weights, "model")]
         case RLSpec(training=rl, backend=backend, engine=engine, max_length=longest):
             prompt = mean_length(rows, "prompts", longest)
             answers = rl.batch_size * rl.n_samples_per_prompt
             a_pass = min(rl.tokens_per_pass, rl.batch_size * prompt + answers * rl.max_new_tokens)
             learnt = min(a_pass, answers * rl.max_new_tokens)
-            parts = _trained(backend, rl, "rl", size, a_pass, learnt, stage.spec.stop - stage.spec.start)
+            steps = stage.spec.stop - stage.spec.start
+            parts = _trained(backend, rl, "rl", size, a_pass, learnt, steps, on_gpu)
             if engine.kind == "embedded":
                 rows_at_once = min(answers, engine.max_running_requests)
                 columns = prompt + rl.max_new_tokens
@@ -70,11 +73,12 @@ def _trained(
     a_pass: int,
     learnt: int,
     steps: int,
+    on_gpu: bool,
 ) -> list[Part]:
     """`a_pass`, `learnt`: tokens of the largest pass, and those of them with a log-probability.
 
     A bfloat16 model has float32 weights to step in as well. A checkpoint holds weights and moments once more while a
-    step is computed. Shards are gathered whole when weights are published.
+    step is computed, in the host's memory. Shards are gathered whole when weights are published.
     """
     ranks, lora = backend.processes, backend.lora
     trained = size.parameters if lora is None else size.adapters(lora.rank, lora.targets)
@@ -83,7 +87,7 @@ def _trained(
     masters = trained if size.bytes_each < FLOAT32 or ranks > 1 else 0
     weights = size.weights + (0 if lora is None else trained * FLOAT32)
     checkpoint = (size.parameters if lora is None else size.parameters + trained) + moments
-    kept = size.per_token_recomputed if backend.activation_checkpointing else size.per_token
+    kept = size.per_token(backend.activation_checkpointing, backend.compile, on_gpu)
     logits = 3 * min(CHUNK, learnt * size.vocabulary * FLOAT32)
     return [
         Part("weights", weights // ranks + masters // ranks * FLOAT32, "model"),
@@ -92,7 +96,7 @@ def _trained(
         Part("optimizer", moments * FLOAT32 // ranks, "backend.lora"),
         Part("a pass", a_pass * kept * size.bytes_each + logits, f"{section}.tokens_per_pass"),
         *([Part("a checkpoint", checkpoint * FLOAT32 // ranks, f"{section}.checkpoint_every")]
-          if steps > training.checkpoint_every else []),
+          if steps > training.checkpoint_every and not on_gpu else []),
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollouts_core.config import PretrainedModel, ScratchModel
+from rollouts_core.config.training import Recomputed
 from rollouts_core.inference.published import header_of
 from rollouts_core.store.identity import External
 
@@ -35,20 +36,22 @@ class ModelSize:
         """Bytes."""
         return self.parameters * self.bytes_each
 
-    @property
-    def per_token(self) -> int:
+    def per_token(self, again: Recomputed = False, compiled: bool = False, on_gpu: bool = False) -> int:
         """Numbers that a training pass keeps of a token for the gradient.
 
-        Measured on Llamas of 4 and 8 layers with other widths one by one: 4 for each of the feed-forward width, 5.5 for
-        each of queries, keys and values, 6 for each of the width; 15 of the width outside the layers.
+        A layer keeps 4 for each of the feed-forward width, 6 for each of the width, 3 for each of queries and 2 for
+        each of keys, by what autograd saves; outside the layers it is 15 of the width. What is compiled keeps one
+        feed-forward width and two of the width less. A CPU's allocator and padded attention take 5.5 for each of
+        queries and keys, measured as the peak of Llamas with one width after another changed. Where activations are
+        computed `again`, each layer's input is kept, or its attention's result as well, and one layer's activations.
         """
-        layer = 4 * self.intermediate + 6 * self.hidden + 5.5 * self.query + 5.5 * self.keys
-        return round(self.layers * layer + 15 * self.hidden)
-
-    @property
-    def per_token_recomputed(self) -> int:
-        """The same where activations are computed again: each layer's input, and one layer's at a time."""
-        return self.layers * self.hidden + self.per_token // max(1, self.layers)
+        feed, width = (3, 4) if compiled else (4, 6)
+        query, keys = (3.0, 2.0) if on_gpu else (5.5, 5.5)
+        layer = feed * self.intermediate + width * self.hidden + query * self.query + keys * self.keys
+        if not again:
+            return round(self.layers * layer + 15 * self.hidden)
+        kept = self.hidden + (self.query if again == "selective" else 0)
+        return round(self.layers * kept + layer + 15 * self.hidden)
 
     @property
     def in_layers(self) -> int:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rollouts_core.config import LoRAConfig
+from rollouts_core.config.training import Recomputed
 from rollouts_core.errors import NonFiniteGradient
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
@@ -54,14 +55,15 @@ def create_fsdp_backend(
     *,
     temperature: float = 1.0,
     critic: bool = False,
-    activation_checkpointing: bool = False,
+    activation_checkpointing: Recomputed = False,
     lora: LoRAConfig | None = None,
     entropy: bool = True,
+    compiled: bool = False,
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
     """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes; the
     weights are rank 0's. Raises `BadInput` as `Policy` does."""
     dtype = next(model.parameters()).dtype
-    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy)
+    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy, compiled)
     shard(policy, ranks, dtype)
     own = PyTorchTrainingBackend(policy, loss_function, optimization, dtype)
     return FSDPTrainingBackend(ranks, own) if ranks.rank == 0 else own

@@ -14,9 +14,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from rollouts_core.config import LoRAConfig
+from rollouts_core.config.training import Recomputed
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.families import problems_of
 from rollouts_core.training.backend import TokenScores, TrainBatch
+from rollouts_core.training.layers import compile_layers, compute_again
 from rollouts_core.training.lora import add_adapters
 from rollouts_core.training.packed import attention_over, use_packed_attention
 
@@ -77,15 +79,17 @@ def create_policy(
     model: Any,
     temperature: float = 1.0,
     critic: bool = False,
-    activation_checkpointing: bool = False,
+    activation_checkpointing: Recomputed = False,
     lora: LoRAConfig | None = None,
     entropy: bool = True,
+    compiled: bool = False,
 ) -> Policy:
-    """A policy ready to be trained. Raises `BadInput` as `Policy` and `add_adapters` do."""
+    """A policy ready to be trained. Raises `BadInput` as `Policy`, `add_adapters` and `compile_layers` do."""
     if lora is not None:
         add_adapters(model, lora)
-    if activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    compute_again(model, activation_checkpointing)
+    if compiled:
+        compile_layers(model)
     return Policy(model, temperature, critic, entropy)
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rollouts_core.config import LoRAConfig
+from rollouts_core.config.training import Recomputed
 from rollouts_core.errors import NonFiniteGradient, WeightMismatch
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
@@ -205,15 +206,17 @@ def create_pytorch_backend(
     *,
     temperature: float = 1.0,
     critic: bool = False,
-    activation_checkpointing: bool = False,
+    activation_checkpointing: Recomputed = False,
     lora: LoRAConfig | None = None,
     entropy: bool = True,
+    compiled: bool = False,
 ) -> PyTorchTrainingBackend:
     """A backend on the model's device; the model is trained in place.
 
     `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
-    activations again for its gradient instead of keeping them; `lora` trains adapters instead of the weights; `entropy`
-    says whether the loss reads entropies. Raises `BadInput` as `create_policy` does.
+    activations again for its gradient instead of keeping them, "selective" all but attention's; `lora` trains adapters
+    instead of the weights; `entropy` says whether the loss reads entropies; `compiled`: see `compile_layers`. Raises
+    `BadInput` as `create_policy` does.
     """
-    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy)
+    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy, compiled)
     return PyTorchTrainingBackend(policy, loss_function, optimization)

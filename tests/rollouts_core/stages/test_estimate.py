@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollouts_core.config import PipelineConfig, PretrainedModel
+from rollouts_core.config import MachineConfig, PipelineConfig, PretrainedModel
 from rollouts_core.memory import GIB
 from rollouts_core.stages import estimate as module
 from rollouts_core.stages.estimate import Estimate, estimate, misfit
@@ -27,6 +27,15 @@ BASE = 100
 def _no_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing torch in a process of its own takes seconds."""
     monkeypatch.setattr(module, "_imported_bytes", lambda: BASE)
+
+
+def earlier(name: str, work: float, seconds: float, node: str, device: str = "cpu") -> Manifest:
+    host = {"node": node, "device": device}
+    return Manifest(
+        ArtifactId(name, "0" * 64),
+        (),
+        Provenance(1, {}, {}, {}, {}, None, {}, host, "", seconds, {}, {}, {"work": work}),
+    )
 
 
 def by_stage(config: PipelineConfig, store: Any) -> dict[str, Estimate]:
@@ -66,6 +75,21 @@ def test_memory_is_counted_part_by_part(tmp_path: Path, pipeline_config: Pipelin
     assert by_stage(without, open_store(tmp_path / "store"))["rl-1"].peak < found["rl-1"].peak
 
 
+def test_on_a_gpu_only_its_own_memory_and_time_count(
+    tmp_path: Path, pipeline_config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = open_store(tmp_path / "store"), replace(pipeline_config, machine=MachineConfig(gpus=1))
+    host = {part.name for part in by_stage(pipeline_config, store)["sft"].parts}
+    entry = by_stage(config, store)["sft"]
+    assert host - {part.name for part in entry.parts} == {"Python, torch and transformers", "the tokenizer"}
+    assert entry.seconds is None
+    work = (entry.tokens or 0) * size_of(config.model, None, None).weights
+    made = [earlier("sft", work, 7, platform.node(), "cpu"), earlier("sft", work, 3, "another", "cuda")]
+    monkeypatch.setattr(LocalStore, "manifests", lambda self: made)
+    assert by_stage(config, store)["sft"].seconds == pytest.approx(3)
+    assert by_stage(pipeline_config, store)["sft"].seconds == pytest.approx(7)
+
+
 def test_what_does_not_fit_is_told_with_the_field_to_change() -> None:
     part = Part("a pass", 3 * GIB, "sft.tokens_per_pass")
     small = Part("weights", GIB, "model")
@@ -81,10 +105,6 @@ def test_time_is_that_of_the_nearest_work_of_this_machine(
     store = open_store(tmp_path / "store")
     size = size_of(pipeline_config.model, None, None)
     tokens = by_stage(pipeline_config, store)["sft"].tokens or 0
-
-    def earlier(name: str, work: float, seconds: float, node: str) -> Manifest:
-        told = Provenance(1, {}, {}, {}, {}, None, {}, {"node": node}, "", seconds, {}, {}, {"work": work})
-        return Manifest(ArtifactId(name, "0" * 64), (), told)
 
     work = tokens * size.weights
     here, others = platform.node(), "another"

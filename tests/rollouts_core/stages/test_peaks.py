@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from rollouts_core.config import BackendConfig, LoRAConfig, PipelineConfig
@@ -12,6 +13,7 @@ from rollouts_core.stages.plan import plan
 from rollouts_core.stages.sizes import ModelSize
 from rollouts_core.training.lora import add_adapters
 from rollouts_core.training.optimizers import create_optimizers
+from rollouts_core.training.packed import Span, attention_over, use_packed_attention
 from tests.rollouts_core.models import SHAPE, tiny_model
 
 SIZE = ModelSize(
@@ -56,8 +58,43 @@ def test_adapters_and_muon_keep_less(pipeline_config: PipelineConfig) -> None:
     assert lora["optimizer"] == 2 * lora["gradients"]
     assert lora["weights"] == whole["weights"] + lora["gradients"]
     assert counted(muon, SIZE)["optimizer"] == whole["optimizer"] - 4 * SIZE.in_layers
-    again = replace(pipeline_config, backend=BackendConfig(activation_checkpointing=True))
-    assert counted(again, SIZE)["a pass"] < whole["a pass"]
+    passes = [
+        counted(replace(pipeline_config, backend=backend), SIZE)["a pass"]
+        for backend in (
+            BackendConfig(activation_checkpointing=True),
+            BackendConfig(activation_checkpointing="selective"),
+            BackendConfig(compile=True),
+            BackendConfig(),
+        )
+    ]
+    assert passes == sorted(set(passes))
+
+
+@pytest.mark.parametrize(
+    "width", [{}, {"intermediate_size": 256}, {"hidden_size": 64}, {"num_key_value_heads": 4}], ids=str
+)
+def test_a_layer_keeps_what_autograd_saves(width: dict[str, int]) -> None:
+    tokens, layers = 64, (2, 6)
+    saved = []
+    for number in layers:
+        model = tiny_model(architecture=LlamaConfig(**{**SHAPE, **width, "num_hidden_layers": number})).train()
+        use_packed_attention(model)
+        own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+        found: dict[int, int] = {}
+
+        def keep(value: torch.Tensor, own: set[int] = own, found: dict[int, int] = found) -> torch.Tensor:
+            place = value.untyped_storage()
+            found |= {} if place.data_ptr() in own else {place.data_ptr(): place.nbytes()}
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            attention = attention_over([Span(0, tokens)], torch.device("cpu"), torch.float32)
+            ids = torch.ones(1, tokens, dtype=torch.long)
+            model.base_model(input_ids=ids, position_ids=ids.cumsum(1) - 1, use_cache=False, attention=attention)
+        saved.append(sum(found.values()) / 4 / tokens)
+    size = of(model)
+    layer = (saved[1] - saved[0]) / (layers[1] - layers[0])
+    assert layer == pytest.approx((size.per_token(on_gpu=True) - 15 * size.hidden) / layers[1], rel=0.05)
 
 
 def counted(config: PipelineConfig, size: ModelSize) -> dict[str, int]:

@@ -130,17 +130,6 @@ def test_the_head_in_chunks_is_the_head_at_once(
         torch.testing.assert_close(found.grad.double(), expected.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_activation_checkpointing_gives_the_same_gradients() -> None:
-    gradients = []
-    for checkpointing in (False, True):
-        model = tiny_model().train()
-        if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        Policy(model)(pack_batch(sequences([5, 9], shared=3), 1.0)).logprobs_M.sum().backward()
-        gradients.append([value.grad for value in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -89,10 +89,11 @@ def test_an_optimizer_step_waits_once(loss: LossFunction, optimizer: OptimizerNa
     [
         {"lora": LoRAConfig(rank=2)},
         {"activation_checkpointing": True},
+        {"activation_checkpointing": "selective"},
         {"critic": True},
         {"temperature": 0.7, "lora": LoRAConfig(rank=2), "activation_checkpointing": True, "critic": True},
     ],
-    ids=["lora", "checkpointing", "critic", "all"],
+    ids=["lora", "checkpointing", "selective", "critic", "all"],
 )
 @pytest.mark.parametrize(("architecture", "dtype"), [("llama", torch.float32), ("gemma2", torch.bfloat16)])
 def test_every_kind_of_step_stays_on_the_device(options: dict[str, Any], architecture: str, dtype: torch.dtype) -> None:
