@@ -17,6 +17,7 @@ from infra.errors import JobFailed
 from infra.jobs.follow import Lines, LogLine
 from infra.machines.machine import Job, JobStatus, Offsets
 from infra.machines.ssh_machine import SSHMachine
+from rollouts_core.stages.job import EXIT_BAD_INPUT
 from rollouts_core.stages.ranks import ENDED_BY, Group
 
 LOOK_SECONDS = 2.0
@@ -108,6 +109,8 @@ class PeerWatch:
         for line in lines.take(watched.log):
             last[:] = [*last, line][-LAST_LINES:]
             yield LogLine(f"{peer.name}: {line}")
+        if watched.status.exit_status == EXIT_BAD_INPUT:
+            raise JobFailed(f"{peer.name}: {watched.status.message}; the group has been ended", (), mendable=False)
         if how := _gone(watched.status):
             yield from _fail(f"{peer.name}: {how}", last)
 

@@ -14,7 +14,7 @@ from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.store import Store
 
-ON_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
+ON_THE_CPU = ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc")
 LARGEST = 4
 
 
@@ -24,14 +24,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, MemoryError) or ON_THE_CPU in str(error)
+    return isinstance(error, MemoryError) or any(words in str(error) for words in ON_THE_CPU)
 
 
 def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseException) -> str:
     """One message, with the largest parts first and the fields that make them smaller."""
-    said = str(error).partition("\n")[0].partition(". GPU")[0]
-    told = f"out of memory on {device}: {said}"
-    spec = stage.spec
+    told, spec = _told(device, error), stage.spec
     if not isinstance(spec, SFTSpec | DPOSpec | RLSpec | EvaluateSpec):
         return told
     try:
@@ -43,6 +41,19 @@ def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseEx
     if not isinstance(spec, EvaluateSpec) and not spec.backend.activation_checkpointing:
         fields.append("backend.activation_checkpointing")
     return f"{told}. Largest, as counted: {largest}. These fields decide over it: {', '.join(fields)}"
+
+
+def message_of_a_rank(device: str, error: BaseException) -> str:
+    """For a rank other than 0, which knows neither the stage's rows nor its files."""
+    return (
+        f"{_told(device, error)}. A rank holds its share of weights, gradients and optimizer, and a pass. These fields "
+        "decide over it: tokens_per_pass, backend.activation_checkpointing, backend.processes, model"
+    )
+
+
+def _told(device: str, error: BaseException) -> str:
+    said = str(error).partition("\n")[0].partition(". GPU")[0]
+    return f"out of memory on {device}: {said}"
 
 
 def _parts(spec: SFTSpec | DPOSpec | RLSpec | EvaluateSpec, stage: Stage, store: Store, on_gpu: bool) -> list[Part]:

@@ -22,8 +22,8 @@ from typing import Any
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.metrics.loggers import JSONLLogger
-from rollouts_core.stages.exhausted import is_out_of_memory, out_of_memory_message
-from rollouts_core.stages.ranks import group_of, help_rank_zero, lead
+from rollouts_core.stages.exhausted import is_out_of_memory, message_of_a_rank, out_of_memory_message
+from rollouts_core.stages.ranks import group_of, help_rank_zero, lead, words_of
 from rollouts_core.stages.stage import Stage, stage_from_data
 from rollouts_core.stages.workspace import Session, make_stage, open_session
 from rollouts_core.store.store import Store, open_store
@@ -50,18 +50,30 @@ def main(directory: Path) -> int:
     if group.processes == 1:
         return _make(directory, spec, stages, None)
     if "RANK" not in os.environ:
-        status, killed = lead(directory, group)
-        return _fail(directory, stages[0].name if stages else "ranks", EXIT_TRY_AGAIN, killed) if killed else status
+        status, told = lead(directory, group)
+        name = stages[0].name if stages else "ranks"
+        return _fail(directory, name, EXIT_TRY_AGAIN if status < 0 else status, told) if told else status
     from rollouts_core.training.ranks import join_ranks, leave_ranks
 
     ranks = join_ranks(prepare_torch(spec["device"]))
-    if ranks.rank:
-        help_rank_zero(ranks)
-    elif status := _make(directory, spec, stages, ranks):
+    status = _help(directory, ranks) if ranks.rank else _make(directory, spec, stages, ranks)
+    if status:
         return status
-    else:
+    if not ranks.rank:
         ranks.tell({"do": "end"})
     leave_ranks()
+    return 0
+
+
+def _help(directory: Path, ranks: Any) -> int:
+    """Of a rank other than 0."""
+    try:
+        help_rank_zero(ranks)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        words_of(directory, ranks.rank).write_text(message_of_a_rank(str(ranks.device), error))
+        return EXIT_BAD_INPUT
     return 0
 
 

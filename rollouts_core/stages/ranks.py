@@ -51,11 +51,19 @@ def group_of(spec: Mapping[str, Any], stages: Sequence[Stage]) -> Group:
     return Group(**spec["group"]) if "group" in spec else Group(max(map(processes_of, stages)))
 
 
+def words_of(directory: Path, rank: int) -> Path:
+    """Where a rank other than 0 leaves why it ended, for whoever leads it."""
+    return directory / f"rank-{rank}.failed"
+
+
 def lead(directory: Path, group: Group) -> tuple[int, str]:
     """Run a job's ranks to their end.
 
-    Gives rank 0's exit status, 0 where it is another job's; or, where a rank was killed, -1 and its name.
+    Gives rank 0's exit status, 0 where it is another job's; another's and its words, where it left some; or, where a
+    rank was killed, -1 and its name.
     """
+    for left in directory.glob("rank-*.failed"):
+        left.unlink()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -74,6 +82,9 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
         return 0, ""
     except ChildFailedError as error:
         statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    for rank, status in statuses.items():
+        if status > 0 and words_of(directory, rank).exists():
+            return status, f"rank {rank} of {group.processes}: {words_of(directory, rank).read_text()}"
     killed = {rank: -status for rank, status in statuses.items() if status < 0 and -status != signal.SIGTERM}
     if killed:
         rank = min(killed)

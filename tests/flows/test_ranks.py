@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -75,6 +76,26 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(
     assert f"rank {rank} of 2 was ended by SIGKILL" in log
     assert "resuming after step" in log
     assert json.loads((job / "attempt.json").read_text())["number"] == 2
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_is_named_and_the_run_ends(
+    config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = config_file(
+        backend={"processes": 2}, sft={"steps": 5000, "log_every": 1, "batch_size": 64, "tokens_per_pass": 500}, rl=None
+    )
+    run = begin_run(config, command_environment, tmp_path)
+    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
+    wait_for(lambda: list((tmp_path / ".rollouts" / "work").glob("sft-*/checkpoints/step-*")))
+    rank = ranks_of(job)[1]
+    resource.prlimit(rank, resource.RLIMIT_DATA, (2**20, 2**20))
+    assert run.wait(COMMAND_DEADLINE) == 1
+    log = (tmp_path / "run.log").read_text()
+    assert "stage sft: rank 1 of 2: out of memory on cpu: " in log
+    assert "decide over it: tokens_per_pass" in log
+    assert json.loads((job / "attempt.json").read_text())["number"] == 1
+    assert not Path(f"/proc/{rank}").exists()
 
 
 @pytest.mark.slow

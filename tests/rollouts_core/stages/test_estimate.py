@@ -81,7 +81,8 @@ def test_on_a_gpu_only_its_own_memory_and_time_count(
     store, config = open_store(tmp_path / "store"), replace(pipeline_config, machine=MachineConfig(gpus=1))
     host = {part.name for part in by_stage(pipeline_config, store)["sft"].parts}
     entry = by_stage(config, store)["sft"]
-    assert host - {part.name for part in entry.parts} == {"Python, torch and transformers", "the tokenizer"}
+    apart = host - {part.name for part in entry.parts}
+    assert apart == {"Python, torch and transformers", "the tokenizer", "a checkpoint"}
     assert entry.seconds is None
     work = (entry.tokens or 0) * size_of(config.model, None, None).weights
     made = [earlier("sft", work, 7, platform.node(), "cpu"), earlier("sft", work, 3, "another", "cuda")]
