@@ -65,7 +65,7 @@ engines: .engines/sglang .engines/vllm
 gpu-wheels: install-dev
 	$(BIN)/pip download -q --no-deps -c constraints.txt --only-binary=:all: --python-version 3.12 \
 		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d .gpu-wheels \
-		pydantic pydantic-core annotated-types typing-inspection
+		pydantic pydantic-core annotated-types typing-inspection nvidia-ml-py
 
 generation: install-dev
 	$(BIN)/python -m tests.benchmarks.generation

@@ -13,6 +13,8 @@ from typing import Any
 
 QUERY = "index,uuid,name,memory.total,driver_version,mig.mode.current"
 NVIDIA_SMI = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
+USE = "index,utilization.gpu,memory.used,power.draw,temperature.gpu"
+NVIDIA_SMI_USE = ["nvidia-smi", f"--query-gpu={USE}", "--format=csv,noheader,nounits"]
 GPU_LINE = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
 MIG_LINE = re.compile(r"\s+MIG (?P<profile>\S*?(?P<gb>\d+)gb\S*)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
 DEADLINE = 20.0
@@ -29,6 +31,7 @@ def facts(work: Path) -> dict[str, Any]:
         "disk_free": shutil.disk_usage(work).free,
         "work": str(work),
         "gpus": gpus(),
+        "gpu_use": gpu_use(),
         "uv": shutil.which("uv"),
         "clock": time.time(),
     }
@@ -51,6 +54,17 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
+def gpu_use() -> list[dict[str, Any]]:
+    """Of every GPU that the driver names: place, share of the last second that it worked, memory in use (MiB), power
+    (W), temperature (°C); None where the driver does not say."""
+    rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI_USE).splitlines()]
+    return [
+        {"index": int(row[0]), "utilization": _percent(row[1]), "memory_used": _number(row[2]),
+         "power": _number(row[3]), "temperature": _number(row[4])}
+        for row in rows if len(row) == 5 and row[0].isdigit()
+    ]  # fmt: skip
+
+
 def visible(places: Iterable[int], there: Sequence[Mapping[str, Any]]) -> str:
     """`CUDA_VISIBLE_DEVICES` for these places. CUDA counts by speed and the driver by slot, so it is by UUID where the
     driver tells them."""
@@ -69,6 +83,19 @@ def slices_of(listing: str) -> dict[str, list[tuple[str, str, int]]]:
             slice_ = (match["uuid"], f"MIG {match['profile']}", int(match["gb"]) * 1024)
             found.setdefault(whole, []).append(slice_)
     return found
+
+
+def _percent(said: str) -> float | None:
+    number = _number(said)
+    return None if number is None else number / 100
+
+
+def _number(said: str) -> float | None:
+    """`[N/A]` and the like are none."""
+    try:
+        return float(said)
+    except ValueError:
+        return None
 
 
 def _asked(command: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Whether a machine is fit: what is looked at, what was found, what to do about it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ MAX_SKEW_SECONDS = 300.0
 CHECK_PATIENCE = 5.0
 LOGOUT_SECONDS = 2.0
 """Between the end of a connection and the look at what is left."""
+STRANGERS_MIB = 1024
+"""More than drivers and display servers take of a GPU."""
 MIB_PER_GB = 1000**3 / 2**20
 
 
@@ -52,6 +54,8 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
     )
     yield disk_finding(facts)
     yield _gpu_finding(host, facts)
+    if facts["gpu_use"]:
+        yield gpu_use_finding(facts["gpu_use"], busy["leases"])
     yield clock
     yield logout
     running = ", ".join(busy["jobs"]) or "none"
@@ -94,6 +98,27 @@ def _logout_finding(remote: Remote) -> Finding:
         "whatever else ends your processes there to leave them alone"
     )
     return Finding("logout", "failed", "detached processes are ended when you log out", advice)
+
+
+def gpu_use_finding(use: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Finding:
+    """How busy each GPU is; a warning where one is in use that no run has leased."""
+    leased = {place for lease in leases for place in lease["gpus"]}
+    found = "; ".join(_used(gpu) for gpu in use)
+    strangers = [
+        str(gpu["index"]) for gpu in use if gpu["index"] not in leased and (gpu["memory_used"] or 0.0) > STRANGERS_MIB
+    ]
+    if strangers:
+        advice = f"GPU {', '.join(strangers)} is used by programs that hold no lease: a run there may lack memory"
+        return Finding("gpu use", "warning", found, advice)
+    return Finding("gpu use", "ok", found)
+
+
+def _used(gpu: Mapping[str, Any]) -> str:
+    told = {
+        "utilization": "{:.0%} busy", "memory_used": "{:,.0f} MiB", "power": "{:.0f} W", "temperature": "{:.0f} °C",
+    }  # fmt: skip
+    known = [words.format(gpu[name]) for name, words in told.items() if gpu[name] is not None]
+    return f"{gpu['index']}: {', '.join(known) or 'says nothing'}"
 
 
 def _gpu_finding(host: Host, facts: Mapping[str, Any]) -> Finding:

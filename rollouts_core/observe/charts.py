@@ -63,6 +63,14 @@ CHARTS: Mapping[Training, Sequence[tuple[str, Mapping[str, str], bool]]] = {
 """Title, metrics by what they are called there, and whether the axis is logarithmic."""
 
 
+DEVICES = (
+    ("share of the device's speed and time", {"model FLOP utilisation": "perf/mfu", "GPU busy": "gpu/utilization"}),
+    ("GPU memory, GiB", {"the fullest GPU": "gpu/memory_gib"}),
+    ("GPU power, W, and temperature, °C", {"power, mean": "gpu/power_w", "the hottest GPU": "gpu/temperature_c"}),
+)
+"""Of every training, where its metrics have them."""
+
+
 def charts_of(results: Path, other: Path | None = None) -> list[Chart]:
     """Of the metrics in a run's results, with the curves of another run's beside them."""
     charts = []
@@ -80,6 +88,9 @@ def training_charts(training: Training, records: Records, others: Records = ()) 
     told = [*CHARTS[training], *_parts(records)]
     charts = [Chart(title, _curves(metrics, records, others, log_y), log_y) for title, metrics, log_y in told]
     charts.append(Chart(f"{training.upper()}: tokens per second", _throughput(records, others)))
+    charts += [
+        Chart(f"{training.upper()}: {title}", _curves(metrics, records, others, False)) for title, metrics in DEVICES
+    ]
     return [chart for chart in charts if any(not curve.other for curve in chart.curves)]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollouts_core.memory import begin_peak, peak_bytes
+from rollouts_core.metrics.gpus import GPUWatch
 from rollouts_core.metrics.loggers import JSONLLogger, keep_steps
 from rollouts_core.stages.stage import Stage, canonical_spec
 from rollouts_core.stages.workload import work_of
@@ -32,8 +33,9 @@ class StageLog:
     Fits `MetricsLogger`.
     """
 
-    def __init__(self, stage: str, kept: Path, followed: JSONLLogger) -> None:
-        self._stage, self._kept, self._followed = stage, kept, followed
+    def __init__(self, stage: str, kept: Path, followed: JSONLLogger, gpus: GPUWatch | None = None) -> None:
+        """With `gpus`, each step's metrics say how busy they were."""
+        self._stage, self._kept, self._followed, self._gpus = stage, kept, followed, gpus
         self._first, self._last = 0, 0
 
     def covers(self, first: int, last: int, resume_at: int) -> None:
@@ -43,6 +45,7 @@ class StageLog:
         self._logger = JSONLLogger(self._kept)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        metrics = {**metrics, **(self._gpus.metrics() if self._gpus else {})}
         self._logger.log(metrics, step)
         self.progress(step - self._first, self._last - self._first, metrics)
 
@@ -114,7 +117,9 @@ def make_stage(
             inputs={role: store.open(artifact) for role, artifact in stage.inputs.items()},
             out=place.out,
             scratch=place.scratch,
-            log=StageLog(stage.name, place.scratch / "metrics.jsonl", followed),
+            log=StageLog(
+                stage.name, place.scratch / "metrics.jsonl", followed, None if device == "cpu" else GPUWatch()
+            ),
             device=device,
             session=session,
             store=store,

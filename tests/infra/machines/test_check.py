@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infra.inventory import find_host
-from infra.machines.check import Finding, check_machine
+from infra.machines.check import Finding, check_machine, gpu_use_finding
 from tests.hosts import HostMachine
 
 Hosts = tuple[HostMachine, HostMachine]
@@ -35,6 +35,20 @@ def test_a_host_that_ends_processes_at_logout_is_told(hosts: Hosts, tmp_path: Pa
         host.start_sshd()
     assert told.state == "failed"
     assert "KillUserProcesses=no" in told.advice
+
+
+def gpu(index: int, memory: float | None) -> dict[str, float | None]:
+    return {"index": index, "utilization": 0.97, "memory_used": memory, "power": 301.4, "temperature": None}
+
+
+def test_how_busy_gpus_are_is_told_and_programs_without_a_lease_too() -> None:
+    use = [gpu(0, 60_000.0), gpu(1, 5.0)]
+    told = gpu_use_finding(use, [{"gpus": [0]}])
+    assert (told.state, told.found) == ("ok", "0: 97% busy, 60,000 MiB, 301 W; 1: 97% busy, 5 MiB, 301 W")
+    told = gpu_use_finding(use, [{"gpus": [1]}])
+    assert told.state == "warning"
+    assert told.advice.startswith("GPU 0 is used by programs that hold no lease")
+    assert gpu_use_finding([gpu(0, None)], []).state == "ok"
 
 
 def logout(host: HostMachine) -> Finding:
