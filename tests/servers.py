@@ -48,12 +48,13 @@ class RunningServers:
 
 @contextmanager
 def running_servers(
-    parent: Path, config: EngineConfig, model: ServedModel, seconds: float = START_SECONDS
+    parent: Path, config: EngineConfig, model: ServedModel, seconds: float = START_SECONDS, gpus: int = 0
 ) -> Iterator[RunningServers]:
-    """Started as the pipeline starts them: a job with its runner, ended with all that belongs to it."""
+    """Started as the pipeline starts them: a job with its runner, ended with all that belongs to it. `gpus`: of this
+    machine, which the trainer shares."""
     config_python = config.python or engine_python(config.kind)
     memory = f"/dev/shm/rollouts-tests.{secrets.token_hex(8)}"
-    placement = placement_of(0, 1, config)
+    placement = placement_of(gpus, 1, config)
     command = (sys.executable, "-m", "infra.host.servers", "{directory}")
     job = serve_job("tests", command, config, model, config_python, placement, memory)
     jobs.start(parent, asdict(job), jobs.runner_command(), {})

@@ -34,6 +34,8 @@ class CacheRows:
     def __init__(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> None:
         self._shapes, self._dtype, self._device = tuple(shapes), dtype, device
         self.rows = self.columns = 0
+        self.grown = 0
+        """How often all of it has moved to another place in memory."""
         self.layers = [self._empty(shape, 0, 0) for shape in self._shapes]
         """Keys RKLD and values RKLD of each layer, one behind the other in memory."""
 
@@ -60,7 +62,7 @@ class CacheRows:
             for old_part, new_part in zip(old, new, strict=True):
                 new_part[:kept, :, :used] = old_part[:kept, :, :used]
             self.layers[number] = new
-        self.rows, self.columns = rows_wanted, columns_wanted
+        self.rows, self.columns, self.grown = rows_wanted, columns_wanted, self.grown + 1
 
     @torch.inference_mode()
     def copy_row(self, source: int, target: int, length: int) -> None:

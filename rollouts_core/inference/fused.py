@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from rollouts_core.inference.cache_rows import CacheRows, LayerShape
 from rollouts_core.inference.devices import to_device
+from rollouts_core.inference.recorded import Record, RecordedSteps, recorder, size_of
 from rollouts_core.inference.tiles import TILE, round_up
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -79,6 +80,9 @@ class FusedDecoder:
         widths = (config.hidden_size, self._size)
         self._averages = {width: torch.full((TILE, width), 1 / width, device=self.device) for width in widths}
         self._columns_L = torch.arange(self._length, device=self.device)
+        self._record = recorder(self.device)
+        self._recorded: tuple[int, RecordedSteps] | None = None
+        """How often the cache had grown, and the steps recorded over it since."""
 
     def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
         """Read whole sequences into rows from `first_row` on; logits BV after each one's last token.
@@ -106,10 +110,35 @@ class FusedDecoder:
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """One more token for rows 0 to B-1, each at its own position; logits BV."""
-        count, used = len(tokens), round_up(max(positions) + 1)
+        if self._record is not None:
+            return self._play(tokens, positions, self._record)
+        count = len(tokens)
         padding = [0] * (round_up(count) - count)
-        tokens_B = to_device(torch.tensor([*tokens, *padding]), self.device)
-        positions_B = to_device(torch.tensor([*positions, *padding]), self.device)
+        tokens_B, positions_B = (
+            to_device(torch.tensor([*given, *padding]), self.device) for given in (tokens, positions)
+        )
+        return self._step(tokens_B, positions_B, round_up(max(positions) + 1), count)[:count]
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, own in self.weights.items():
+                own.copy_(weights[name])
+
+    def _play(self, tokens: Sequence[int], positions: Sequence[int], record: Record) -> torch.Tensor:
+        """`decode` by recorded steps. Padding stands in rows that are free, where it may write."""
+        if self._recorded is None or self._recorded[0] != self.cache.grown:
+            steps = RecordedSteps(self._step, record, self.cache.rows, len(self._head), self._head)
+            self._recorded = self.cache.grown, steps
+        padding = [0] * (min(size_of(len(tokens)), self.cache.rows) - len(tokens))
+        tokens_B, positions_B = (torch.tensor([*given, *padding]) for given in (tokens, positions))
+        used = min(size_of(max(positions) + 1), self.cache.columns)
+        return self._recorded[1](tokens_B, positions_B, used)[: len(tokens)]
+
+    def _step(
+        self, tokens_B: torch.Tensor, positions_B: torch.Tensor, used: int, rows: int | None = None
+    ) -> torch.Tensor:
+        """Logits BV over `used` columns. Attention is computed for the first `rows`, all by default."""
+        count = len(tokens_B) if rows is None else rows
         mask_R11L = torch.zeros((count, 1, 1, used), dtype=self._embedding.dtype, device=self.device)
         unseen_RL = self._columns_L[:used] > positions_B[:count, None]
         mask_R11L.masked_fill_(unseen_RL[:, None, None], float("-inf"))
@@ -127,13 +156,8 @@ class FusedDecoder:
                 values[:count, :, :used],
                 attn_mask=mask_R11L,
             )
-            self._rest(layer, hidden_EB, F.pad(mixed_RKGD.flatten(1), (0, 0, 0, len(padding))).t())
-        return self._logits(hidden_EB, count)
-
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, own in self.weights.items():
-                own.copy_(weights[name])
+            self._rest(layer, hidden_EB, F.pad(mixed_RKGD.flatten(1), (0, 0, 0, len(tokens_B) - count)).t())
+        return self._logits(hidden_EB, len(tokens_B))
 
     def _embedded(self, tokens_N: torch.Tensor) -> torch.Tensor:
         return F.embedding(tokens_N, self._embedding).t().contiguous()

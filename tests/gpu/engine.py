@@ -32,7 +32,7 @@ def main(device: str) -> None:
             own = seeded_model(FAMILIES[name](), device, dtype)
             sampled = _requests(1.0)
             made = TorchEngine(copy_of(own), CONTEXT, 8).generate(sampled)
-            apart = _apart(own, sampled, made)
+            apart = apart_from_trainer(own, sampled, made)
             tell(
                 f"{name}: log-probabilities in {str(dtype).removeprefix('torch.')}",
                 f"mean {apart.mean():.2e}, largest {apart.max():.2e} from the trainer's",
@@ -57,7 +57,7 @@ def _theirs(model: Any, request: GenerationRequest) -> list[int]:
     return found
 
 
-def _apart(model: Any, requests: list[GenerationRequest], made: list[Completion]) -> torch.Tensor:
+def apart_from_trainer(model: Any, requests: list[GenerationRequest], made: list[Completion]) -> torch.Tensor:
     examples = []
     for request, answer in zip(requests, made, strict=True):
         tokens = np.array([*request.prompt_tokens, *answer.tokens], np.int32)

@@ -21,6 +21,8 @@ def main(device: str) -> None:
             break
     phases = {name: statistics.median(entry[f"timing_s/{name}"] for entry in steps) for name in PHASES}
     tell(f"{shape.name}, {groups * 8} answers of {answer}", ", ".join(f"{n} {s:.3f} s" for n, s in phases.items()))
+    if "perf/mfu" in steps[-1]:
+        tell("model FLOP utilisation of an update", f"{statistics.median(entry['perf/mfu'] for entry in steps):.1%}")
     spent = sum(entry["timing_s/step"] for entry in steps)
     reward = f"{steps[0]['reward']:.3f} to {steps[-1]['reward']:.3f} in {len(steps)} steps, {spent:.1f} s"
     tell("reward", reward, None if dry else statistics.fmean(entry["reward"] for entry in steps[-3:]) >= TARGET)

@@ -15,9 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rollouts_core.config.algorithms import GRPO
+from rollouts_core.config.training import Recomputed
 from rollouts_core.data.tokenized import Example
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
+from rollouts_core.metrics.gpus import GPUWatch
 from rollouts_core.training.algorithms import recipe_of
 from rollouts_core.training.backend import LossFunction
 from rollouts_core.training.collate import learnt_tokens, pack_batch
@@ -53,12 +55,16 @@ def main(device: str) -> None:
     for shape in SMALL if dry else SHAPES:
         for length in lengths:
             sft = [_example(length, shape.vocabulary, share=0.5)]
-            _train(f"{shape.name} SFT {length}", shape, sft, create_cross_entropy_loss(), device)
-        _train(f"{shape.name} SFT, compiled", shape, sft, create_cross_entropy_loss(), device, compiled=True)
+            for again in (True, "selective"):
+                kept = "attention computed again" if again is True else "attention kept"
+                _train(f"{shape.name} SFT {length}, {kept}", shape, sft, create_cross_entropy_loss(), device, again)
+        _train(f"{shape.name} SFT {length}, compiled", shape, sft, create_cross_entropy_loss(), device, compiled=True)
         rl = [_example(lengths[-1], shape.vocabulary, share=0.9)]
         loss = create_rl_loss(recipe_of(GRPO(), lengths[-1]), Extras())
         _train(f"{shape.name} RL {lengths[-1]}", shape, rl, loss, device)
         _generate(shape, device, 16 if dry else 256)
+    used = ", ".join(f"{name.removeprefix('gpu/')} {value:.4g}" for name, value in GPUWatch().metrics().items())
+    tell("the GPU, by NVML", used or "says nothing")
 
 
 def _train(
@@ -67,14 +73,12 @@ def _train(
     examples: list[Example],
     loss: LossFunction,
     device: str,
+    again: Recomputed = "selective",
     compiled: bool = False,
 ) -> None:
-    model = random_model(shape, device)
-    if compiled:
-        for layer in model.model.layers:
-            for module in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
-                module.compile(dynamic=True)
-    backend = create_pytorch_backend(model, loss, Optimization(1e-6), activation_checkpointing=True)
+    backend = create_pytorch_backend(
+        random_model(shape, device), loss, Optimization(1e-6), activation_checkpointing=again, compiled=compiled
+    )
     _forget_peak(device)
 
     flops = 0.0
@@ -99,8 +103,12 @@ def _generate(shape: Shape, device: str, answer: int) -> None:
     random = np.random.default_rng(0)
     prompts = random.integers(1, shape.vocabulary, (64, 64)).tolist()
     requests = [GenerationRequest(str(i), tuple(p), answer, (), 1.0, i) for i, p in enumerate(prompts)]
-    seconds = _median(lambda: engine.generate(requests), device)
-    tell(f"{shape.name} generation, 64 requests", f"{64 * answer / seconds:,.0f} tokens/s")
+    for graphs in (True, False):
+        if not graphs:
+            engine._decoder._record = None  # type: ignore[attr-defined]
+        seconds = _median(lambda: engine.generate(requests), device)
+        how = "CUDA graphs" if graphs else "without CUDA graphs"
+        tell(f"{shape.name} generation, 64 requests, {how}", f"{64 * answer / seconds:,.0f} tokens/s")
 
 
 def random_model(shape: Shape, device: str) -> Any:
