@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         (attention, 4),
         (engine, 9),
         (adapters, 3),
-        (speed, 15),
+        (speed, 14),
         (grpo, 3),
         pytest.param(curves, 2, marks=pytest.mark.slow),
     ],
