@@ -62,13 +62,13 @@ def _run_flow(start: Callable[[], Any], config: PipelineConfig, options: argpars
     signal.signal(signal.SIGTERM, _interrupt)
     from flows.server import connect_prefect
     from flows.terminal import print_record, stages_shown
-    from rollouts_core.observe.runs import list_runs
+    from rollouts_core.observe.run_list import run_of_flow
 
     connect_prefect()
     with stages_shown(options.quiet) as console:
         state = start()
     flow_run_id = str(state.state_details.flow_run_id)
-    record = next((run for run in list_runs(store_of(config).home) if run.flow_run_id == flow_run_id), None)
+    record = run_of_flow(store_of(config).home, flow_run_id)
     if record is None or (record.error is None and not state.is_completed()):
         raise RolloutsError(str(state.result(raise_on_failure=False)))
     if not options.quiet:
@@ -86,7 +86,7 @@ def eval_command(options: argparse.Namespace) -> int:
         if not stages.evaluate:
             raise BadInput("data.heldout: is required to evaluate", str(options.config))
         if options.against:
-            from rollouts_core.observe.runs import find_run
+            from rollouts_core.observe.run_list import find_run
 
             find_run(store_of(config).home, options.against)
         prepare_prefect()
@@ -182,7 +182,7 @@ def completion_command(options: argparse.Namespace) -> int:
 
 
 def runs_command(options: argparse.Namespace) -> int:
-    from rollouts_core.observe.runs import list_runs
+    from rollouts_core.observe.run_list import list_runs
 
     records = list_runs(store_named(options.store).home)
     if options.json:
@@ -195,7 +195,7 @@ def runs_command(options: argparse.Namespace) -> int:
 
 
 def show_command(options: argparse.Namespace) -> int:
-    from rollouts_core.observe.runs import find_run
+    from rollouts_core.observe.run_list import find_run
 
     record = find_run(store_named(options.store).home, options.run)
     if options.json:

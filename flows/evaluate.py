@@ -11,7 +11,8 @@ from infra.provisioning.provision import this_machine
 from rollouts_core.config import EvaluationConfig, PipelineConfig, StoreConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput
-from rollouts_core.observe.runs import RunRecord, find_run
+from rollouts_core.observe.run_list import find_run
+from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.stages.plan import evaluations_alone
 from tasks.bootstrap import bootstrap
 from tasks.evaluate import evaluate

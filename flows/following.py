@@ -16,7 +16,8 @@ from infra.jobs.follow import Lines, LogLine, watching
 from infra.machines.machine import Machine, Offsets
 from infra.provisioning.provision import reach_machine
 from rollouts_core.errors import BadInput, RolloutsError
-from rollouts_core.observe.runs import JobRecord, RunRecord, find_run
+from rollouts_core.observe.run_list import find_run
+from rollouts_core.observe.run_records import JobRecord, RunRecord
 from rollouts_core.store.locks import born
 from rollouts_core.store.store import Store
 

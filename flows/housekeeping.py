@@ -11,7 +11,7 @@ from rollouts_core.housekeeping.compare import compare_runs
 from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.housekeeping.gc import Removal, collect_garbage
 from rollouts_core.housekeeping.lineage import lineage, tree_lines
-from rollouts_core.observe.runs import all_runs
+from rollouts_core.observe.run_list import all_runs, runs_beginning
 from rollouts_core.store.manifest import MANIFEST, ArtifactId, artifact_named
 from rollouts_core.store.pins import pin, pins, unpin
 from rollouts_core.store.store import Store
@@ -109,7 +109,7 @@ def _artifact(store: Store, name: str) -> ArtifactId:
 
 def _pinnable(store: Store, name: str) -> str:
     """A run's id, or an artifact's directory."""
-    runs = [run.run_id for run in all_runs(store) if run.run_id.startswith(name)]
+    runs = runs_beginning(store.home, name) or [r.run_id for r in all_runs(store) if r.run_id.startswith(name)]
     if len(runs) == 1:
         return runs[0]
     if any(entry.name == name for entry in pins(store.objects)):

@@ -12,7 +12,7 @@ from flows.preflight import check_inputs, outputs_of, store_of
 from flows.supervisor import end_with_worker
 from infra.provisioning.provision import this_machine
 from rollouts_core.config import PipelineConfig
-from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.run_records import RunRecord
 from tasks.bootstrap import bootstrap
 from tasks.dpo import dpo
 from tasks.evaluate import evaluate

@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.preflight import store_named
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput
-from rollouts_core.observe.runs import find_run
+from rollouts_core.observe.run_list import find_run
 from rollouts_core.stages.plan import plan
 
 

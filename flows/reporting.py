@@ -11,7 +11,8 @@ from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.compare import compare_runs
 from rollouts_core.observe.evaluations import Compared, compare_in_order, compare_with_run, read_evaluations
 from rollouts_core.observe.report import Against, write_report
-from rollouts_core.observe.runs import RunRecord, find_run
+from rollouts_core.observe.run_list import find_run
+from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.viewer import write_viewer
 from rollouts_core.store.store import Store
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from rollouts_core.observe.evaluations import name_of
-from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.run_records import RunRecord
 from tasks.events import StageChanged, StageLine, StageProgress
 from tasks.events import logger as events
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rollouts_core.observe.runs import StageState
+from rollouts_core.observe.run_records import StageState
 
 logger = logging.getLogger("rollouts.events")
 logger.setLevel(logging.INFO)

@@ -11,7 +11,8 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import to_data
 from rollouts_core.observe.evaluations import compare_in_order, compare_with_run, read_evaluations
 from rollouts_core.observe.report import write_report
-from rollouts_core.observe.runs import AccuracyRecord, RunRecord, find_run
+from rollouts_core.observe.run_list import find_run
+from rollouts_core.observe.run_records import AccuracyRecord, RunRecord
 from rollouts_core.observe.viewer import write_viewer
 from rollouts_core.stages.plan import Plan
 from tasks.showing import show_accuracies, show_pages

@@ -19,7 +19,7 @@ from rollouts_core.config import MachineConfig
 from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.observe.charts import Records, Training, training_charts
 from rollouts_core.observe.evaluations import name_of
-from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.stages.explain import explain
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage

@@ -20,10 +20,10 @@ from infra.jobs.follow import LogLine
 from infra.jobs.session import MachineSession, Progress
 from infra.jobs.stage_job import make_in_job, was_found
 from rollouts_core.errors import RolloutsError, StoreUnavailable
-from rollouts_core.observe.runs import RunLog, StageState
+from rollouts_core.observe.run_records import StageState
+from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.explain import explain_stage
 from rollouts_core.stages.stage import Stage
-from rollouts_core.store.elsewhere import all_manifests
 from rollouts_core.store.manifest import ArtifactId
 from tasks.events import StageChanged, StageLine, StageProgress, announce
 from tasks.showing import show_failure, show_stage
@@ -104,7 +104,7 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
             outcome.state = "Cached"
             return cached(stage.artifact)
         made_beside = session.has(stage.artifact)
-        for reason in [] if made_beside else explain_stage(stage, session.store, all_manifests(session.store)).lines():
+        for reason in [] if made_beside else _why(stage, session):
             say(stage.name, f"to run: {reason}")
         bar = _ProgressBar(stage.name)
         for event in make_in_job(stage, chain, session):
@@ -116,6 +116,13 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
                     announce(StageProgress(name, done, total, metrics, step))
         _show(stage, session)
     return ArtifactRef(stage.artifact)
+
+
+def _why(stage: Stage, session: MachineSession) -> list[str]:
+    planned = {entry.key: entry for entry in session.run.record.stages if entry.key}
+    own = {key: entry.name for key, entry in planned.items()}
+    made = {key: name for key, name in own.items() if planned[key].state == "Completed"}
+    return explain_stage(stage, session.store, own, made).lines()
 
 
 def run_name() -> str:

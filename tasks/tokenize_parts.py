@@ -22,7 +22,8 @@ from infra.jobs.stage_job import job_name, make_in_job
 from infra.machines.machine import new_name
 from infra.provisioning.provision import this_machine
 from rollouts_core.config import MachineConfig, TokenizationConfig
-from rollouts_core.observe.runs import RunLog, RunRecord
+from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.tokenize_parts import parts_of

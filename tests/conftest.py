@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from rollouts_core.config.loading import from_data
-from rollouts_core.observe.runs import RunLog, RunRecord
+from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.observe.runs import RunLog
 from tests.addition import MODEL, PROBLEMS, write_addition
 from tests.hosts import HostMachine, hosts_impossible, two_hosts, write_inventory
 

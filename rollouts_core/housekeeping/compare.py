@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rollouts_core.config.schema import leaves
-from rollouts_core.observe.runs import RunRecord, find_run
+from rollouts_core.observe.run_list import find_run
+from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import Store
 
@@ -39,10 +40,10 @@ def compare_runs(store: Store, one: str, other: str) -> list[Changed]:
 def _results(store: Store, record: RunRecord) -> Iterator[tuple[str, float]]:
     for accuracy in record.accuracies:
         yield f"accuracy {accuracy.point}", accuracy.accuracy
-    manifests = {manifest.artifact: manifest for manifest in store.manifests()}
     for stage in record.stages:
-        manifest = manifests.get(ArtifactId(stage.name, stage.key or ""))
-        for name, value in manifest.provenance.summary.items() if manifest else ():
+        artifact = ArtifactId(stage.name, stage.key or "")
+        summary = store.manifest(artifact).provenance.summary if stage.key and store.has(artifact) else {}
+        for name, value in summary.items():
             yield f"{stage.name} {name}", value
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rollouts_core.errors import BadInput
+from rollouts_core.store.index import open_index
 from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store
 
@@ -19,15 +20,12 @@ def manifest_if_any(store: Store, name: str) -> Manifest | None:
     """Raises `BadInput` when several artifacts are meant."""
     parts = Path(name).parts
     wanted = parts[parts.index("artifacts") + 1] if "artifacts" in parts[:-1] else name
-    found = [
-        manifest
-        for manifest in store.manifests()
-        if manifest.artifact.directory.startswith(wanted) or manifest.artifact.key.startswith(wanted)
-    ]
-    exact = [manifest for manifest in found if manifest.artifact.directory == wanted]
+    with open_index(store) as index:
+        found = index.beginning(wanted)
+    exact = [artifact for artifact in found if artifact.directory == wanted]
     if exact or len(found) == 1:
-        return (exact or found)[0]
+        return store.manifest((exact or found)[0])
     if not found:
         return None
-    names = ", ".join(manifest.artifact.directory for manifest in found[:5])
+    names = ", ".join(artifact.directory for artifact in found[:5])
     raise BadInput(f"{name} may be {len(found)} artifacts in the store {store.url or store.home}: {names}")

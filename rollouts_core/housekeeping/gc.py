@@ -4,6 +4,9 @@ Decision: what is kept is said by runs and pins, never by age or access times. A
 it stands in the run's plan, or when something that is needed was made from it. Kept are: live runs, pinned ones, and
 of each name the last N (all of them, unless a number is given). What is being made is never touched.
 
+Decision: before anything is removed, what is remembered of the store is thrown away, and all manifests are read. A dry
+run believes the memory.
+
 Decision: a run that begins while things are removed waits (see `wait_for_gc`): it is recorded first and looks into the
 store afterwards, and `gc` reads the records when it holds its own lease. So one of the two always sees the other.
 """
@@ -16,14 +19,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from rollouts_core.errors import StoreError
-from rollouts_core.observe.runs import RunRecord, all_runs
-from rollouts_core.store.elsewhere import all_manifests
-from rollouts_core.store.leases import Claim, Holder, holding, live_leases
+from rollouts_core.observe.run_list import all_runs
+from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.store.index import Known, open_index
+from rollouts_core.store.leases import Claim, Holder, holding, is_live_lease, live_leases
 from rollouts_core.store.local import ARRIVING
 from rollouts_core.store.locks import is_held
-from rollouts_core.store.manifest import ArtifactId, Manifest, artifact_named
+from rollouts_core.store.manifest import ArtifactId, artifact_named
 from rollouts_core.store.pins import pins
+from rollouts_core.store.remembered import forget
 from rollouts_core.store.store import Store
 
 LEASE = "gc"
@@ -47,8 +51,9 @@ def collect_garbage(store: Store, keep_last: int | None, dry_run: bool) -> list[
     """Remove what no kept run needs. Raises `StoreError` when another `gc` does not end within the deadline."""
     claim = Claim(store.objects, LEASE)
     with holding(claim, DEADLINE, lambda: False, lambda reason: None, lambda reason: None) as lease:
-        needed = needed_artifacts(store, keep_last)
-        removals = _garbage(store, needed)
+        if not dry_run:
+            forget(store.home)
+        removals = _garbage(store, needed_artifacts(store, keep_last))
         for removal in [] if dry_run else removals:
             assert lease is not None, "there is no other way for this wait to end"
             lease.check()
@@ -58,7 +63,7 @@ def collect_garbage(store: Store, keep_last: int | None, dry_run: bool) -> list[
 
 def wait_for_gc(store: Store) -> None:
     """Wait until nothing is being removed. A run calls this once it is recorded, before it looks for artifacts."""
-    if LEASE not in live_leases(store.objects):
+    if not is_live_lease(store.objects, LEASE):
         return
     with holding(Claim(store.objects, LEASE), DEADLINE, lambda: False, lambda reason: None, lambda reason: None):
         pass
@@ -66,10 +71,11 @@ def wait_for_gc(store: Store) -> None:
 
 def needed_artifacts(store: Store, keep_last: int | None) -> frozenset[str]:
     """The directories of all artifacts that kept runs and pins need."""
-    manifests = all_manifests(store)
+    with open_index(store) as index:
+        known = index.all()
     pinned = {pin.name for pin in pins(store.objects)}
     roots = [*pinned, *(name for run in kept_runs(all_runs(store), keep_last, pinned) for name in artifacts_of(run))]
-    return frozenset(_with_inputs(roots, manifests))
+    return frozenset(_with_inputs(roots, known))
 
 
 def kept_runs(runs: Iterable[RunRecord], keep_last: int | None, pinned: set[str]) -> list[RunRecord]:
@@ -107,24 +113,26 @@ def artifacts_of(run: RunRecord) -> list[str]:
     return [ArtifactId(stage.name, stage.key).directory for stage in run.stages if stage.key]
 
 
-def _with_inputs(roots: Iterable[str], manifests: Sequence[Manifest]) -> set[str]:
-    by_name: Mapping[str, Manifest] = {manifest.artifact.directory: manifest for manifest in manifests}
-    by_key = {manifest.artifact.key: manifest.artifact.directory for manifest in manifests}
+def _with_inputs(roots: Iterable[str], known: Sequence[Known]) -> set[str]:
+    by_name = {entry.artifact.directory: entry for entry in known}
+    by_key = {entry.artifact.key: entry.artifact.directory for entry in known}
     found: set[str] = set()
     pending = list(roots)
     while pending:
         name = pending.pop()
         if name not in found:
             found.add(name)
-            inputs = by_name[name].provenance.inputs.values() if name in by_name else ()
+            inputs = by_name[name].inputs.values() if name in by_name else ()
             pending += [by_key[key] for key in inputs if key in by_key]
     return found
 
 
 def _garbage(store: Store, needed: frozenset[str]) -> list[Removal]:
+    with open_index(store) as index:
+        sizes = {entry.artifact.directory: entry.size for entry in index.all() if not entry.machine}
     leases = live_leases(store.objects)
     found = [
-        Removal("artifact", name, _stored_size(store, name))
+        Removal("artifact", name, sizes.get(name, 0))
         for name in store.directories()
         if name not in needed and name not in leases
     ]
@@ -163,13 +171,6 @@ def _remove(store: Store, removal: Removal) -> None:
     else:
         folder = {"job": "jobs", "copy": "artifacts"}.get(removal.kind, removal.kind)
         shutil.rmtree(store.home / folder / removal.name, ignore_errors=True)
-
-
-def _stored_size(store: Store, name: str) -> int:
-    try:
-        return sum(entry.size for entry in store.manifest(artifact_named(name)).files)
-    except StoreError:
-        return 0
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.gc import artifacts_of, is_live
-from rollouts_core.observe.runs import all_runs
+from rollouts_core.observe.run_list import all_runs
 from rollouts_core.stages.plan import Plan, dependents
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.leases import live_leases

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts_core.observe.evaluations import name_of
 from rollouts_core.observe.provenance import Made
-from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.run_records import RunRecord
 
 LEFT_OUT = ("store", "results", "tracking", "machine")
 """Parts of a config that say where something ran, and not what it was."""

@@ -18,7 +18,7 @@ from rollouts_core.observe.assets import asset
 from rollouts_core.observe.charts import charts_of, mean_phases
 from rollouts_core.observe.evaluations import Compared, Evaluated, name_of
 from rollouts_core.observe.provenance import read_made
-from rollouts_core.observe.runs import RunRecord
+from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.viewer import VIEWER
 
 SAMPLES = 16

@@ -11,84 +11,31 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import save_config
 from rollouts_core.endings import Endings
-from rollouts_core.errors import BadInput, StoreUnavailable
+from rollouts_core.errors import StoreUnavailable
 from rollouts_core.metrics.loggers import JSONLLogger
-from rollouts_core.store.locks import born, is_held, try_lock
+from rollouts_core.observe.run_list import run_of_flow
+from rollouts_core.observe.run_records import (
+    AccuracyRecord,
+    JobRecord,
+    RunRecord,
+    RunState,
+    StageRecord,
+    StageState,
+    encode_record,
+)
+from rollouts_core.store.locks import born, try_lock
 from rollouts_core.store.objects import Objects
 from rollouts_core.store.store import Store
 
-StageState = Literal["Pending", "Running", "Completed", "Cached", "Failed", "Cancelled"]
-RunState = Literal["Running", "Completed", "Failed", "Cancelled", "Lost"]
-"""Lost: its orchestrator was killed. Jobs it had started may run on, and the next run of the config finds them."""
-
-
-@dataclass(frozen=True)
-class StageRecord:
-    name: str
-    key: str | None
-    """None for stages that make no artifact."""
-    state: StageState = "Pending"
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """The job that makes a stage, for whoever wants its log or its end."""
-
-    stage: str
-    machine: str
-    job: str
-    log: int | None
-    """Where in its log this run's part begins, in bytes; None until the job is seen to run."""
-
-
-@dataclass(frozen=True)
-class AccuracyRecord:
-    """Held-out accuracy at one point of the chain, as shares, with its 95 % interval."""
-
-    point: str
-    accuracy: float
-    low: float
-    high: float
-    total: int
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    run_id: str
-    name: str
-    state: RunState
-    started_at: str
-    seconds: float
-    flow_run_id: str | None
-    stages: tuple[StageRecord, ...]
-    accuracies: tuple[AccuracyRecord, ...] = ()
-    report: str | None = None
-    error: str | None = None
-    refreshed: tuple[str, ...] = ()
-    """Stages whose artifacts this run discarded at its start; a retry does not do so again."""
-    updated_at: str = ""
-    jobs: tuple[JobRecord, ...] = ()
-    """In the order in which they were asked for."""
-    process: tuple[int, str] = (0, "")
-    """The orchestrator's, and when it began, in the kernel's ticks."""
-    discarded_on: tuple[str, ...] = ()
-    """Machines where this run has discarded what it refreshed."""
-
-
 TOUCH_SECONDS = 3600.0
-
-_adapter = TypeAdapter(RunRecord)
 
 
 class RunLog:
@@ -165,13 +112,13 @@ class RunLog:
 
     def _write(self) -> None:
         unfinished = self.directory / f"run.json.{os.getpid()}"
-        unfinished.write_bytes(_adapter.dump_json(self.record, indent=1))
+        unfinished.write_bytes(encode_record(self.record, indent=1))
         unfinished.replace(self.directory / "run.json")
         self._written = time.monotonic()
 
     def _share(self) -> None:
         if self._shared is not None:
-            self._shared.write(f"runs/{self.run_id}.json", _adapter.dump_json(self.record))
+            self._shared.write(f"runs/{self.run_id}.json", encode_record(self.record))
 
 
 def open_run(
@@ -179,10 +126,9 @@ def open_run(
 ) -> RunLog:
     """A new record with the planned stages (name and key), or the record that this flow run began before."""
     runs, shared = store.home / "runs", store.objects if store.url else None
-    for record in list_runs(store.home):
-        if flow_run_id is not None and record.flow_run_id == flow_run_id:
-            again = replace(record, state="Running", error=None, process=this_process())
-            return RunLog(runs / record.run_id, again, shared)
+    if flow_run_id is not None and (before := run_of_flow(store.home, flow_run_id)):
+        again = replace(before, state="Running", error=None, process=this_process())
+        return RunLog(runs / before.run_id, again, shared)
     run_id = f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     directory = runs / run_id
     directory.mkdir(parents=True)
@@ -194,41 +140,6 @@ def open_run(
 
 def this_process() -> tuple[int, str]:
     return os.getpid(), born(os.getpid())
-
-
-def list_runs(home: Path) -> list[RunRecord]:
-    """All runs, the latest first."""
-    records = [_read(path.parent) for path in (home / "runs").glob("*/run.json")]
-    return sorted(records, key=lambda record: record.started_at, reverse=True)
-
-
-def all_runs(store: Store) -> list[RunRecord]:
-    """The runs of this home and, with a remote store, those that other machines recorded there; the latest first."""
-    here = list_runs(store.home)
-    if store.url is None:
-        return here
-    known = {record.run_id for record in here}
-    contents = (store.objects.read(name) for name in store.objects.names("runs"))
-    there = [_adapter.validate_json(content) for content in contents if content]
-    others = [record for record in there if record.run_id not in known]
-    return sorted(here + others, key=lambda record: record.started_at, reverse=True)
-
-
-def find_run(home: Path, run_id: str) -> RunRecord:
-    """The run of that id, or the only one whose id begins so. Raises `BadInput` when there is none or several."""
-    found = [record for record in list_runs(home) if record.run_id.startswith(run_id)]
-    exact = [record for record in found if record.run_id == run_id]
-    if exact or len(found) == 1:
-        return (exact or found)[0]
-    if found:
-        raise BadInput(f"{run_id} begins the id of {len(found)} runs: {', '.join(r.run_id for r in found[:5])}")
-    raise BadInput(f"no run {run_id} in the store {home}; `rollouts runs` lists them")
-
-
-def _read(directory: Path) -> RunRecord:
-    record = _adapter.validate_json((directory / "run.json").read_bytes())
-    lost = record.state == "Running" and not is_held(directory / "lock")
-    return replace(record, state="Lost") if lost else record
 
 
 def _now() -> str:

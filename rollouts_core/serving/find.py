@@ -7,7 +7,8 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.find import manifest_if_any
-from rollouts_core.observe.runs import RunRecord, find_run, list_runs
+from rollouts_core.observe.run_list import find_run, runs_beginning
+from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import Store
 
@@ -31,7 +32,7 @@ def find_policy(store: Store, name: str) -> FoundPolicy:
     for directory in (Path(name), Path(name) / "policy"):
         if (directory / "config.json").is_file():
             return FoundPolicy(name.rstrip("/"), directory)
-    if any(record.run_id.startswith(name) for record in list_runs(store.home)):
+    if runs_beginning(store.home, name):
         return _of_run(store, find_run(store.home, name))
     manifest = manifest_if_any(store, name)
     if manifest is None:

@@ -20,7 +20,7 @@ from rollouts_core.stages.sizes import ModelSize, size_of
 from rollouts_core.stages.specs import EvaluateSpec, TokenizeSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.workload import tokens_of
-from rollouts_core.store.manifest import Manifest
+from rollouts_core.store.index import Known, open_index
 from rollouts_core.store.store import Store
 
 IMPORTS = (
@@ -59,7 +59,8 @@ def estimate(config: PipelineConfig, plan: Plan, store: Store) -> list[Estimate]
         return [Estimate(s.name, store.has(s.artifact), basis=str(error)) for s in plan.stages]
     on_gpu = runs_on_gpu(config.machine)
     base = () if on_gpu else (Part("Python, torch and transformers", _imported_bytes()),)
-    earlier = store.manifests()
+    with open_index(store) as index:
+        earlier = index.worked()
     return [
         replace(_estimate(config, stage, size, rows, base, earlier), cached=store.has(stage.artifact))
         for stage in plan.stages
@@ -93,7 +94,7 @@ def _estimate(
     size: ModelSize,
     rows: Mapping[str, int],
     base: tuple[Part, ...],
-    earlier: Sequence[Manifest],
+    earlier: Sequence[Known],
 ) -> Estimate:
     if isinstance(stage.spec, TokenizeSpec):
         return Estimate(stage.name, cached=False, basis="seconds, mostly")
@@ -107,7 +108,7 @@ def _time(
     stage: Stage,
     size: ModelSize,
     tokens: int,
-    earlier: Sequence[Manifest],
+    earlier: Sequence[Known],
     on_gpu: bool,
 ) -> tuple[float | None, str]:
     """Seconds, where they can be known, and what they are taken from: the artifact of this machine, or of a GPU, with
@@ -116,14 +117,13 @@ def _time(
         return None, "not known before tokenization"
     work = tokens * size.weights
     known = [
-        (float(entry.provenance.used["work"]), entry)
-        for entry in earlier
-        if entry.provenance.used.get("work") and entry.artifact.stage.partition("-")[0] == stage.kind
+        entry for entry in earlier
+        if entry.artifact.stage.partition("-")[0] == stage.kind
         and (_on_a_gpu(entry) if on_gpu else _made_here(entry))
     ]  # fmt: skip
     if known:
-        done, nearest = min(known, key=lambda pair: abs(pair[0] - work))
-        return nearest.provenance.seconds * work / done, nearest.artifact.directory
+        nearest = min(known, key=lambda entry: abs(entry.work - work))
+        return nearest.seconds * work / nearest.work, nearest.artifact.directory
     if on_gpu:
         return None, "no such stage has run on a GPU yet"
     share = 2 if isinstance(stage.spec, EvaluateSpec) else PASS_SHARE
@@ -131,12 +131,12 @@ def _time(
     return flops / (EFFICIENCY * _multiplications()), "how fast this machine multiplies: rough"
 
 
-def _on_a_gpu(made: Manifest) -> bool:
-    return str(made.provenance.host.get("device", "")).startswith("cuda")
+def _on_a_gpu(made: Known) -> bool:
+    return made.device.startswith("cuda")
 
 
-def _made_here(made: Manifest) -> bool:
-    return made.provenance.host.get("node") == platform.node() and not _on_a_gpu(made)
+def _made_here(made: Known) -> bool:
+    return made.node == platform.node() and not _on_a_gpu(made)
 
 
 def _rows(plan: Plan, store: Store) -> dict[str, int]:

@@ -1,11 +1,12 @@
 """Why a stage is to be run, or whether what is cached was made by other code.
 
 Decision: a stage that is not in the store is compared, field by field, with the artifact of its kind that differs from
-it least. What differs is why it runs: a field of the config, an input, a file or revision from outside, the stage's
-version. A stage that is in the store is compared with the code of today: it is used all the same, and said.
+it least, its own run's artifacts apart. What differs is why it runs: a field of the config, an input, a file or
+revision from outside, the stage's version. A stage that is made from another of its run, which is to run, follows it. A
+stage that is in the store is compared with the code of today: it is used all the same, and said.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,12 +14,13 @@ from rollouts_core.config import MachineConfig
 from rollouts_core.config.schema import leaves
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Kind, Stage, canonical_spec
-from rollouts_core.store.elsewhere import all_manifests, seen_elsewhere
-from rollouts_core.store.fingerprint import code_fingerprint
-from rollouts_core.store.manifest import ArtifactId, Manifest
+from rollouts_core.store.elsewhere import machines_seen, seen_on
+from rollouts_core.store.fingerprint import changed_code, code_fingerprint
+from rollouts_core.store.index import ArtifactIndex, features_of, manifest_of, open_index
+from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store
 
-Cause = Literal["field", "input", "external", "version", "first", "elsewhere"]
+Cause = Literal["field", "input", "external", "version", "first", "follows", "elsewhere"]
 
 CONFIG_NAMES: Mapping[Kind, Mapping[str, str]] = {
     "tokenize": {"sources.": "data.", "tokenizer.": "model.tokenizer.", "max_length": "data.max_length"},
@@ -53,6 +55,8 @@ class Difference:
     def __str__(self) -> str:
         if self.cause == "first":
             return "no artifact of this kind is in the store"
+        if self.cause == "follows":
+            return f"follows {self.name}"
         if self.cause == "elsewhere":
             return f"it is on {self.name}, not here: `--machine {self.name}` finds it"
         if self.cause == "input":
@@ -79,7 +83,7 @@ class Explanation:
         """What is to be said of the state, a line each; often nothing."""
         if self.state == "to run":
             where = f"  (in {self.nearest})" if self.nearest else ""
-            return [f"{difference}{where}" for difference in self.because]
+            return [f"{told}{where if told.cause != 'follows' else ''}" for told in self.because]
         place = [f"on {self.machine}"] if self.machine else []
         if self.changed_code:
             return [
@@ -97,66 +101,95 @@ def _some(files: Sequence[str]) -> str:
 
 def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
     """One explanation per stage, in order, for a run `on` a machine. What lies there counts as cached."""
-    manifests = all_manifests(store)
-    there = _seen_on(on, store)
-    return [explain_stage(stage, store, manifests, there) for stage in plan.stages]
+    with open_index(store) as index:
+        own = {stage.artifact.key: stage.name for stage in plan.stages}
+        to_run: dict[str, str] = {}
+        found = []
+        for stage in plan.stages:
+            told = _cached(stage, store, on) or _to_run(stage, store, index, own, to_run)
+            to_run |= {stage.artifact.key: stage.name} if told.state == "to run" else {}
+            found.append(told)
+        return found
 
 
-def explain_stage(
-    stage: Stage, store: Store, manifests: Sequence[Manifest], there: Mapping[ArtifactId, tuple[str, Manifest]] = {}
+def explain_stage(stage: Stage, store: Store, own: Mapping[str, str], made: Mapping[str, str]) -> Explanation:
+    """Why a stage of a run is to be made.
+
+    `own`: the names of the run's stages by their keys; `made`: those that this run has made.
+    """
+    with open_index(store) as index:
+        return _to_run(stage, store, index, own, made)
+
+
+def _cached(stage: Stage, store: Store, on: MachineConfig) -> Explanation | None:
+    machine, made = "", store.manifest(stage.artifact) if store.has(stage.artifact) else None
+    if made is None and on.kind != "local" and store.url is None:
+        for machine in [on.name] if on.name else machines_seen(store.home):
+            if made := seen_on(store.home, machine, stage.artifact):
+                break
+    if made is None:
+        return None
+    changed = changed_code(made.provenance.code, code_fingerprint(stage.module))
+    return Explanation(stage.name, stage.key, "cached", None, (), changed, machine)
+
+
+def _to_run(
+    stage: Stage, store: Store, index: ArtifactIndex, own: Mapping[str, str], made: Mapping[str, str]
 ) -> Explanation:
-    """`there`: what was seen on the machine that the stage is to run on."""
-    here = store.manifest(stage.artifact) if store.has(stage.artifact) else None
-    if here is not None or stage.artifact in there:
-        machine, manifest = ("", here) if here is not None else there[stage.artifact]
-        made_with, today = manifest.provenance.code, code_fingerprint(stage.module)
-        changed = sorted(path for path in {*made_with, *today} if made_with.get(path) != today.get(path))
-        return Explanation(stage.name, stage.key, "cached", None, (), tuple(changed), machine)
-    for name, seen in seen_elsewhere(store.home).items():
-        if any(manifest.artifact == stage.artifact for manifest in seen):
-            left = (Difference("elsewhere", name, None, None),)
-            return Explanation(stage.name, stage.key, "to run", None, left, ())
-    others = [manifest for manifest in manifests if _kind(manifest) == stage.kind]
-    if not others:
-        return Explanation(stage.name, stage.key, "to run", None, (Difference("first", stage.kind, None, None),), ())
-    compared = [(_differences(stage, manifest, manifests), manifest) for manifest in others]
-    because, nearest = min(compared, key=lambda pair: _distance(stage, *pair))
-    return Explanation(stage.name, stage.key, "to run", nearest.artifact.directory, tuple(because), ())
+    """The artifacts of its own run are no other ones: a stage that is made from one of those follows it."""
+    follows = _followed(stage, made)
+    for machine in machines_seen(store.home):
+        if seen_on(store.home, machine, stage.artifact):
+            left = Difference("elsewhere", machine, None, None)
+            return Explanation(stage.name, stage.key, "to run", None, (left,), ())
+    features = _features(stage)
+    nearest = index.nearest(stage.kind, stage.name, features, own)
+    manifest = manifest_of(nearest, store) if nearest else None
+    if nearest is None or manifest is None:
+        lone: tuple[Difference, ...] = (Difference("first", stage.kind, None, None),)
+        if index.nearest(stage.kind, stage.name, features, ()):
+            lone = _followed(stage, own)
+        return Explanation(stage.name, stage.key, "to run", None, follows or lone, ())
+    differences = [*_differences(stage, manifest, index, made)]
+    directory = nearest.artifact.directory if differences else None
+    return Explanation(stage.name, stage.key, "to run", directory, (*differences, *follows), ())
 
 
-def _seen_on(on: MachineConfig, store: Store) -> dict[ArtifactId, tuple[str, Manifest]]:
-    if on.kind == "local" or store.url is not None:
-        return {}
-    seen = seen_elsewhere(store.home)
-    machines = [on.name] if on.name else list(seen)
-    return {manifest.artifact: (name, manifest) for name in machines for manifest in seen.get(name, [])}
+def _followed(stage: Stage, names: Mapping[str, str]) -> tuple[Difference, ...]:
+    """The last of the named artifacts that it is made from."""
+    inputs = {artifact.key for artifact in stage.inputs.values()}
+    return tuple(Difference("follows", names[key], None, None) for key in names if key in inputs)[-1:]
 
 
-def _distance(stage: Stage, differences: Sequence[Difference], manifest: Manifest) -> tuple[int, bool, str]:
-    """Fewest differences, then the same name, then the latest."""
-    return len(differences), manifest.artifact.stage != stage.name, _descending(manifest.provenance.started_at)
+def _features(stage: Stage) -> dict[str, str]:
+    inputs = {role: artifact.key for role, artifact in stage.inputs.items()}
+    external = {role: external.identity for role, external in stage.external.items()}
+    return features_of(stage.version, canonical_spec(stage), inputs, external)
 
 
-def _differences(stage: Stage, manifest: Manifest, manifests: Sequence[Manifest]) -> list[Difference]:
-    made = manifest.provenance
-    found = [Difference("version", "version", made.version, stage.version)] if made.version != stage.version else []
-    old, new = dict(leaves(made.spec)), dict(leaves(canonical_spec(stage)))
+def _differences(
+    stage: Stage, manifest: Manifest, index: ArtifactIndex, made: Mapping[str, str]
+) -> Iterator[Difference]:
+    """Inputs that the run has `made` are not among them."""
+    old_one = manifest.provenance
+    if old_one.version != stage.version:
+        yield Difference("version", "version", old_one.version, stage.version)
+    old, new = dict(leaves(old_one.spec)), dict(leaves(canonical_spec(stage)))
     for path in [*new, *(path for path in old if path not in new)]:
         if old.get(path) != new.get(path):
-            found.append(Difference("field", _config_name(stage.kind, path), old.get(path), new.get(path)))
-    names = {other.artifact.key: other.artifact.directory for other in manifests}
+            yield Difference("field", _config_name(stage.kind, path), old.get(path), new.get(path))
+    names = {key: known.artifact.directory for key, known in index.of_keys(old_one.inputs.values()).items()}
     inputs = {role: artifact.key for role, artifact in stage.inputs.items()}
-    for role in sorted({*inputs, *made.inputs}):
-        if (before := made.inputs.get(role)) != inputs.get(role):
+    for role in sorted({*inputs, *old_one.inputs}):
+        before, now = old_one.inputs.get(role), inputs.get(role)
+        if before != now and now not in made:
             was = names.get(before, before[:16]) if before else "none"
-            now = stage.inputs[role].directory if role in inputs else "none"
-            found.append(Difference("input", role, was, now))
+            yield Difference("input", role, was, stage.inputs[role].directory if now else "none")
     outside = {role: external.identity for role, external in stage.external.items()}
-    for role in sorted({*outside, *made.external}):
-        if (was_outside := made.external.get(role)) != outside.get(role):
+    for role in sorted({*outside, *old_one.external}):
+        if (was_outside := old_one.external.get(role)) != outside.get(role):
             where = f" ({stage.external[role].location})" if role in outside else ""
-            found.append(Difference("external", f"{role}{where}", _identity(was_outside), _identity(outside.get(role))))
-    return found
+            yield Difference("external", f"{role}{where}", _identity(was_outside), _identity(outside.get(role)))
 
 
 def _config_name(kind: Kind, path: str) -> str:
@@ -166,17 +199,9 @@ def _config_name(kind: Kind, path: str) -> str:
     return path
 
 
-def _kind(manifest: Manifest) -> str:
-    return manifest.artifact.stage.partition("-")[0]
-
-
 def _identity(identity: Mapping[str, str] | None) -> str | None:
     return None if identity is None else " ".join(f"{name} {value[:24]}" for name, value in sorted(identity.items()))
 
 
 def _short(value: Any) -> str:
     return "none" if value is None else str(value)
-
-
-def _descending(text: str) -> str:
-    return "".join(chr(0x10FFFF - ord(letter)) for letter in text)

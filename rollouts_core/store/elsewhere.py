@@ -5,12 +5,12 @@ says when it is asked.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rollouts_core.errors import StoreError
-from rollouts_core.store.manifest import Manifest, decode_manifest, encode_manifest
-from rollouts_core.store.store import Store
+from rollouts_core.store.manifest import ArtifactId, Manifest, decode_manifest, encode_manifest
+from rollouts_core.store.remembered import stamp_of
 
 FOLDER = "elsewhere"
 
@@ -27,18 +27,29 @@ def forget_elsewhere(home: Path, machine: str, directory: str) -> None:
     (home / FOLDER / machine / f"{directory}.json").unlink(missing_ok=True)
 
 
-def seen_elsewhere(home: Path) -> Mapping[str, list[Manifest]]:
-    """Machine to the artifacts that were seen there."""
-    found: dict[str, list[Manifest]] = {}
-    for path in sorted((home / FOLDER).glob("*/*.json")):
+def machines_seen(home: Path) -> list[str]:
+    """Those on which artifacts were seen."""
+    return sorted(path.name for path in (home / FOLDER).glob("*") if path.is_dir())
+
+
+def seen_on(home: Path, machine: str, artifact: ArtifactId) -> Manifest | None:
+    """What was seen of the artifact there."""
+    found = dict(manifests_elsewhere(home, machine, [artifact.directory]))
+    return found.get(artifact.directory)
+
+
+def stamps_elsewhere(home: Path, machine: str) -> dict[str, str]:
+    """Directory of each artifact that was seen there, with what changes when its file does."""
+    with os.scandir(home / FOLDER / machine) as entries:
+        files = [entry for entry in entries if entry.name.endswith(".json")]
+        return {entry.name.removesuffix(".json"): stamp_of(entry.stat()) for entry in files}
+
+
+def manifests_elsewhere(home: Path, machine: str, directories: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
+    """Those of the directories that can be read."""
+    for directory in directories:
+        path = home / FOLDER / machine / f"{directory}.json"
         try:
-            found.setdefault(path.parent.name, []).append(decode_manifest(path.read_bytes(), str(path)))
+            yield directory, decode_manifest(path.read_bytes(), str(path))
         except (OSError, StoreError):
             continue
-    return found
-
-
-def all_manifests(store: Store) -> list[Manifest]:
-    """Of the artifacts in the store, and of those that were seen on other machines."""
-    seen = [manifest for manifests in seen_elsewhere(store.home).values() for manifest in manifests]
-    return [*store.manifests(), *seen]

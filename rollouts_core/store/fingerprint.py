@@ -8,7 +8,7 @@ import ast
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,15 @@ from pathlib import Path
 PACKAGE = "rollouts_core"
 COMMIT_VARIABLE = "ROLLOUTS_COMMIT"
 ROOT = Path(__file__).parent.parent
+WITHOUT_RESULTS = tuple(
+    f"{PACKAGE}/{path}"
+    for path in (
+        "config/", "metrics/", "observe/", "store/", "concurrency.py", "errors.py", "memory.py", "inference/http.py",
+        "inference/replicas.py", "rollout/journal.py", "rollout/records.py", "stages/stage.py", "stages/workload.py",
+        "stages/workspace.py", "training/flops.py",
+    )
+)  # fmt: skip
+"""Code that moves bytes, counts and prints. What a config says enters keys, so code that reads configs is among it."""
 
 
 def code_fingerprint(module: str) -> dict[str, str]:
@@ -29,6 +38,14 @@ def code_fingerprint(module: str) -> dict[str, str]:
         found[name], imports = _read(path)
         pending += imports
     return dict(sorted(found.items()))
+
+
+def changed_code(made_with: Mapping[str, str], today: Mapping[str, str]) -> tuple[str, ...]:
+    """The files that differ between two fingerprints, those apart that can't change a result."""
+    return tuple(
+        path for path in sorted({*made_with, *today})
+        if made_with.get(path) != today.get(path) and not path.startswith(WITHOUT_RESULTS)
+    )  # fmt: skip
 
 
 def source_digest(module: str) -> str:

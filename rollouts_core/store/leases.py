@@ -176,9 +176,19 @@ def holding(
 
 def live_leases(objects: Objects) -> dict[str, Holder]:
     """Name to holder of every lease that is neither released nor, as far as this machine can see, its holder's dead."""
-    names = {name.split("/")[1] for name in objects.names("leases")}
-    found = {name: _latest(objects, name)[1] for name in sorted(names)}
-    return {name: holder for name, holder in found.items() if holder and not holder.released and not _is_dead(holder)}
+    latest = {name.split("/")[1]: name for name in sorted(objects.names("leases"))}
+    contents = objects.read_many(list(latest.values()))
+    found = {name: Holder(**json.loads(contents[path])) for name, path in latest.items() if path in contents}
+    return {name: holder for name, holder in found.items() if _is_live(holder)}
+
+
+def is_live_lease(objects: Objects, name: str) -> bool:
+    """Whether this one is among `live_leases`."""
+    return _is_live(_latest(objects, name)[1])
+
+
+def _is_live(holder: Holder | None) -> bool:
+    return holder is not None and not holder.released and not _is_dead(holder)
 
 
 def _latest(objects: Objects, name: str) -> tuple[int, Holder | None]:

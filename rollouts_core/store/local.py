@@ -20,6 +20,8 @@ then trusted until its size or times change. `verify` reads every byte.
 import os
 import shutil
 import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, StoreError
@@ -33,11 +35,13 @@ from rollouts_core.store.manifest import (
     Damage,
     Manifest,
     Provenance,
+    Published,
     decode_manifest,
     encode_manifest,
     list_files,
 )
 from rollouts_core.store.objects import LocalObjects
+from rollouts_core.store.remembered import stamp_of
 
 ARRIVING = ".from-"
 """In a name below `staging/`: an artifact that is on its way from the machine named behind it."""
@@ -65,14 +69,17 @@ class LocalStore:
     def manifest(self, artifact: ArtifactId) -> Manifest:
         return self._read(self._home(artifact))
 
-    def manifests(self) -> list[Manifest]:
-        found = []
-        for path in sorted((self.home / "artifacts").glob(f"*/{MANIFEST}")):
-            try:
-                found.append(self._read(path.parent))
-            except StoreError:
-                continue
-        return found
+    def read_manifests(self, directories: Collection[str]) -> Iterator[tuple[str, Manifest]]:
+        for name in directories:
+            with suppress(StoreError):
+                yield name, self._read(self.home / "artifacts" / name)
+
+    def published(self, since: str | None) -> Published:
+        try:
+            with os.scandir(self.home / "artifacts") as entries:
+                return Published({entry.name: stamp_of(entry.stat()) for entry in entries if entry.is_dir()})
+        except FileNotFoundError:
+            return Published({})
 
     def open(self, artifact: ArtifactId) -> Path:
         if not self.has(artifact):

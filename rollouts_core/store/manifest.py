@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -81,6 +82,17 @@ class Manifest:
     provenance: Provenance
     part_bytes: int = field(default_factory=lambda: PART_BYTES)
     """In a remote store, files larger than this lie in parts of this size."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The directories of artifacts, each with a stamp that changes when it is published anew."""
+
+    stamps: Mapping[str, str]
+    whole: bool = True
+    """Whether these are all there are; else those that were published or discarded since they were last asked for."""
+    mark: str | None = None
+    """How far this is, for the next question."""
 
 
 _adapter = TypeAdapter(Manifest)

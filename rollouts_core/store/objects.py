@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from rollouts_core.errors import BadInput, StoreUnavailable
+from rollouts_core.store.remembered import stamp_of
 
 S3_SETTINGS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"mode": "standard", "max_attempts": 8}}
 """Seconds, and attempts with exponential backoff: about two minutes of an unreachable store are waited out."""
@@ -38,8 +39,14 @@ class Objects(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
+    def read_many(self, names: Sequence[str]) -> Mapping[str, bytes]:
+        """Several; those that are gone are left out."""
+
     def names(self, prefix: str) -> list[str]:
         """All objects below a directory, at whatever depth, sorted."""
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        """Name to what changes when the object is written again, of all objects directly below a directory."""
 
     def delete(self, name: str) -> None:
         """Nothing happens when there is none."""
@@ -69,9 +76,16 @@ class LocalObjects:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def read_many(self, names: Sequence[str]) -> Mapping[str, bytes]:
+        return {name: content for name in names if (content := self.read(name)) is not None}
+
     def names(self, prefix: str) -> list[str]:
         found = (path for path in (self._root / prefix).rglob("*") if path.is_file() and not path.name.startswith("."))
         return sorted(path.relative_to(self._root).as_posix() for path in found)
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        with os.scandir(self._root / prefix) as entries:
+            return {f"{prefix}/{entry.name}": stamp_of(entry.stat()) for entry in entries if entry.is_file()}
 
     def delete(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
@@ -144,6 +158,29 @@ class RemoteObjects:
 
     def names(self, prefix: str) -> list[str]:
         return sorted(self.sizes(prefix))
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names directly below a directory, without what is in them."""
+        try:
+            found = self.fs.ls(self.path(prefix), detail=False)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise self.unavailable(error) from error
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        try:
+            found = self.fs.ls(self.path(prefix), detail=True)
+        except FileNotFoundError:
+            return {}
+        except Exception as error:
+            raise self.unavailable(error) from error
+        return {
+            self._name(details["name"]): str(details.get("ETag") or (details.get("LastModified"), details["size"]))
+            for details in found
+            if details["type"] == "file"
+        }
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Name to size in bytes of all objects below a directory."""

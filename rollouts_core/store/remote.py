@@ -4,18 +4,27 @@ Layout below the URL:
 
     artifacts/<stage>-<key>/manifest.json                   written last, exclusively: with it, the artifact is there
     artifacts/<stage>-<key>/files/<path>.<sha256>[.<part>]  the files, large ones in parts
+    journal/<day>/<stage>-<key>~<random>                    empty: of whom there is news, by the day in UTC
     leases/, pins/, runs/                                   of everybody who uses the store
 
 Decision: an object store has no rename, so the manifest is the commit: one exclusive write. Objects are named by their
 content, so two makers can't mix their files, an interrupted upload goes on with the parts that are missing, and a part
 that is there is whole (an object appears when its upload is complete; its size is compared all the same).
 
+Decision: what is new is found in the journal, a folder a day, since listing all artifacts takes a request for each
+thousand. Whoever writes it may be killed before, so everything is listed again now and then. Nothing but explanations
+depends on it.
+
 Decision: an artifact is published in the local directory first. Killed during the upload, the next attempt finds it
 there and goes on uploading; nothing is computed again.
 """
 
+import secrets
 import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, StoreError, StoreUnavailable
@@ -29,12 +38,17 @@ from rollouts_core.store.manifest import (
     FileEntry,
     Manifest,
     Provenance,
+    Published,
     decode_manifest,
     encode_manifest,
 )
 from rollouts_core.store.objects import RemoteObjects
 from rollouts_core.store.transfer import concurrently, download, remote_digest, upload
 
+JOURNAL = "journal"
+LISTED = "listed"
+LISTED_DAYS = 30
+READ_AT_ONCE = 1000
 TRANSFERS = 8
 """Objects under way at once; each is in memory for as long."""
 
@@ -73,15 +87,22 @@ class RemoteStore:
             raise StoreError(f"{artifact.directory} is not in the store {self.url}")
         return decode_manifest(content, f"{self.url}/{name}")
 
-    def manifests(self) -> list[Manifest]:
-        names = [name for name in self.objects.names("artifacts") if name.endswith(f"/{MANIFEST}")]
-        found = []
-        for name, content in self.objects.read_many([name for name in names if name.count("/") == 2]).items():
-            try:
-                found.append(decode_manifest(content, name))
-            except StoreError:
-                continue
-        return found
+    def read_manifests(self, directories: Collection[str]) -> Iterator[tuple[str, Manifest]]:
+        names = [f"artifacts/{directory}/{MANIFEST}" for directory in directories]
+        for begin in range(0, len(names), READ_AT_ONCE):
+            for name, content in self.objects.read_many(names[begin : begin + READ_AT_ONCE]).items():
+                with suppress(StoreError):
+                    yield name.split("/")[1], decode_manifest(content, name)
+
+    def published(self, since: str | None) -> Published:
+        """By the journal, which has a folder for each day; all are listed at first, and again after `LISTED_DAYS`."""
+        today = datetime.now(UTC).date()
+        listed, last = map(date.fromisoformat, since.split()) if since else (None, None)
+        if listed is None or last is None or (today - listed).days >= LISTED_DAYS:
+            return Published(dict.fromkeys(self.directories(), LISTED), mark=f"{today} {today}")
+        days = [last + timedelta(days=number) for number in range(-1, (today - last).days + 2)]
+        markers = [name for day in days for name in self.objects.folders(f"{JOURNAL}/{day}")]
+        return Published({name.rpartition("~")[0]: name for name in markers}, False, f"{listed} {today}")
 
     def open(self, artifact: ArtifactId) -> Path:
         """Fetches what is not here yet."""
@@ -112,6 +133,7 @@ class RemoteStore:
         lease.check()
         if not self.objects.create(_manifest(artifact), encode_manifest(manifest)):
             return self.manifest(artifact)
+        self._note(artifact)
         return manifest
 
     def verify(self, artifact: ArtifactId) -> list[Damage]:
@@ -139,6 +161,7 @@ class RemoteStore:
         for name in self.objects.names(f"artifacts/{artifact.directory}"):
             self.objects.delete(name)
         self._copies.discard(artifact)
+        self._note(artifact)
 
     def set_aside(self, artifact: ArtifactId) -> None:
         """The damaged objects go, since an upload would take them for its own; the manifest is kept as a record."""
@@ -147,7 +170,7 @@ class RemoteStore:
         self.discard(artifact)
 
     def directories(self) -> list[str]:
-        return sorted({name.split("/")[1] for name in self.objects.names("artifacts")})
+        return self.objects.folders("artifacts")
 
     def check_usable(self) -> None:
         self._copies.check_usable()
@@ -156,6 +179,11 @@ class RemoteStore:
             self.objects.delete("probe")
         except StoreUnavailable as error:
             raise BadInput(f"{error}: check the URL, the network, and the credentials in the environment") from None
+
+    def _note(self, artifact: ArtifactId) -> None:
+        """That something has become of an artifact. Who reads the journal looks what."""
+        with suppress(StoreUnavailable):
+            self.objects.write(f"{JOURNAL}/{datetime.now(UTC).date()}/{artifact.directory}~{secrets.token_hex(4)}", b"")
 
     def _has_copy(self, manifest: Manifest) -> bool:
         if not self._copies.has(manifest.artifact) or self._copies.manifest(manifest.artifact).files != manifest.files:

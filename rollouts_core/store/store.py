@@ -7,13 +7,13 @@ Decision: every store has a home, a local directory. Runs, jobs and partial work
 copies of the artifacts that were used here. What is in the store is said by the store alone, never by these copies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rollouts_core.store.leases import Lease
 from rollouts_core.store.local import LocalStore
-from rollouts_core.store.manifest import ArtifactId, Damage, Manifest, Provenance
+from rollouts_core.store.manifest import ArtifactId, Damage, Manifest, Provenance, Published
 from rollouts_core.store.objects import Objects
 from rollouts_core.store.remote import RemoteStore
 
@@ -37,8 +37,11 @@ class Store(Protocol):
     def manifest(self, artifact: ArtifactId) -> Manifest:
         """Raises `StoreError` when the artifact is not here."""
 
-    def manifests(self) -> Sequence[Manifest]:
-        """Of all artifacts."""
+    def read_manifests(self, directories: Collection[str]) -> Iterable[tuple[str, Manifest]]:
+        """Directory and manifest of each that can be read."""
+
+    def published(self, since: str | None) -> Published:
+        """What there is, or what may have changed since an earlier answer's `mark`."""
 
     def directories(self) -> Sequence[str]:
         """The directory names of all artifacts, unreadable and unfinished ones included."""

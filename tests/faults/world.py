@@ -18,6 +18,7 @@ from rollouts_core.store.leases import live_leases
 from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store, open_store
 from tests.addition import MODEL, PROBLEMS, write_addition
+from tests.rollouts_core.store.artifacts import all_manifests
 
 STAGE_DEADLINE = 120.0
 RUN_DEADLINE = 240.0
@@ -53,7 +54,7 @@ class World:
         return [pid for pid, line in command_lines() if word in line and str(self.directory) in line]
 
     def manifests(self) -> dict[str, Manifest]:
-        return {manifest.artifact.stage: manifest for manifest in self.store.manifests()}
+        return {manifest.artifact.stage: manifest for manifest in all_manifests(self.store)}
 
 
 def write_config(directory: Path, data: Path, evaluated: bool) -> None:

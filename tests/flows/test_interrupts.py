@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts_core.observe.runs import list_runs
+from rollouts_core.observe.run_list import list_runs
 from tests.conftest import until
 from tests.faults.world import command_lines
 

@@ -18,7 +18,7 @@ from infra.servers.model import ServedModel
 from infra.servers.start import start_servers
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import from_data
-from rollouts_core.observe.runs import list_runs
+from rollouts_core.observe.run_list import list_runs
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.local import LocalStore
 from tasks import provision as provisioning

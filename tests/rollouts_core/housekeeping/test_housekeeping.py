@@ -17,7 +17,9 @@ from rollouts_core.housekeeping.gc import collect_garbage, kept_runs, needed_art
 from rollouts_core.housekeeping.lineage import lineage, tree_lines
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
 from rollouts_core.observe import runs
-from rollouts_core.observe.runs import RunLog, RunRecord, all_runs, open_run
+from rollouts_core.observe.run_list import all_runs
+from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.observe.runs import RunLog, open_run
 from rollouts_core.stages.plan import Plan, plan
 from rollouts_core.store.maker import making
 from rollouts_core.store.manifest import ArtifactId

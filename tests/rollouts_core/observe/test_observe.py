@@ -20,7 +20,9 @@ from rollouts_core.metrics.loggers import JSONLLogger, keep_steps, read_jsonl
 from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.observe.evaluations import compare_in_order, read_evaluations
 from rollouts_core.observe.report import write_report
-from rollouts_core.observe.runs import AccuracyRecord, find_run, list_runs, open_run
+from rollouts_core.observe.run_list import find_run, list_runs
+from rollouts_core.observe.run_records import AccuracyRecord
+from rollouts_core.observe.runs import open_run
 from rollouts_core.store.local import LocalStore
 
 

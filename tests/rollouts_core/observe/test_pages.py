@@ -16,7 +16,8 @@ from rollouts_core.config.loading import from_data, to_data
 from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.observe.evaluations import compare_in_order, read_evaluations
 from rollouts_core.observe.report import Against, write_report
-from rollouts_core.observe.runs import AccuracyRecord, open_run
+from rollouts_core.observe.run_records import AccuracyRecord
+from rollouts_core.observe.runs import open_run
 from rollouts_core.observe.viewer import write_viewer
 from rollouts_core.store.local import LocalStore
 from tests.addition import MODEL

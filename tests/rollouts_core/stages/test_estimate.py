@@ -14,8 +14,8 @@ from rollouts_core.stages.estimate import Estimate, estimate, misfit
 from rollouts_core.stages.peaks import Part
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.sizes import size_of
-from rollouts_core.store.local import LocalStore
-from rollouts_core.store.manifest import ArtifactId, Manifest, Provenance
+from rollouts_core.store.index import ArtifactIndex, Known
+from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import open_store
 from rollouts_core.training.models import create_model, save_policy
 from tests.rollouts_core.models import character_tokenizer, tiny_model
@@ -29,13 +29,8 @@ def _no_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_imported_bytes", lambda: BASE)
 
 
-def earlier(name: str, work: float, seconds: float, node: str, device: str = "cpu") -> Manifest:
-    host = {"node": node, "device": device}
-    return Manifest(
-        ArtifactId(name, "0" * 64),
-        (),
-        Provenance(1, {}, {}, {}, {}, None, {}, host, "", seconds, {}, {}, {"work": work}),
-    )
+def earlier(name: str, work: float, seconds: float, node: str, device: str = "cpu") -> Known:
+    return Known(ArtifactId(name, "0" * 64), "", "", seconds, 0, node, device, work, {})
 
 
 def by_stage(config: PipelineConfig, store: Any) -> dict[str, Estimate]:
@@ -86,7 +81,7 @@ def test_on_a_gpu_only_its_own_memory_and_time_count(
     assert entry.seconds is None
     work = (entry.tokens or 0) * size_of(config.model, None, None).weights
     made = [earlier("sft", work, 7, platform.node(), "cpu"), earlier("sft", work, 3, "another", "cuda")]
-    monkeypatch.setattr(LocalStore, "manifests", lambda self: made)
+    monkeypatch.setattr(ArtifactIndex, "worked", lambda self: made)
     assert by_stage(config, store)["sft"].seconds == pytest.approx(3)
     assert by_stage(pipeline_config, store)["sft"].seconds == pytest.approx(7)
 
@@ -110,7 +105,7 @@ def test_time_is_that_of_the_nearest_work_of_this_machine(
     work = tokens * size.weights
     here, others = platform.node(), "another"
     made = [earlier("sft", work / 2, 30, here), earlier("sft", work * 90, 1, here), earlier("sft", work, 7, others)]
-    monkeypatch.setattr(LocalStore, "manifests", lambda self: made)
+    monkeypatch.setattr(ArtifactIndex, "worked", lambda self: made)
     found = by_stage(pipeline_config, store)["sft"]
     assert found.seconds == pytest.approx(60)
     assert found.basis == made[0].artifact.directory

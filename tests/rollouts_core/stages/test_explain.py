@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rollouts_core.config.loading import from_data
-from rollouts_core.stages.explain import Explanation, explain
+from rollouts_core.stages.explain import Explanation, explain, explain_stage
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.stage import VERSIONS, Stage, canonical_spec
-from rollouts_core.store.fingerprint import code_fingerprint
+from rollouts_core.store.fingerprint import ROOT, WITHOUT_RESULTS, changed_code, code_fingerprint
 from rollouts_core.store.local import LocalStore
 from rollouts_core.store.maker import making
 from rollouts_core.store.manifest import Provenance
@@ -61,9 +61,55 @@ def test_unchanged_everything_is_cached_and_nothing_is_to_be_said(
         assert (explanation.state, explanation.lines()) == ("cached", [])
 
 
-def test_in_an_empty_store_a_stage_is_the_first_of_its_kind(small_config: dict[str, Any], tmp_path: Path) -> None:
+def test_in_an_empty_store_the_first_stage_says_so_and_the_others_whom_they_follow(
+    small_config: dict[str, Any], tmp_path: Path
+) -> None:
     found = explained(small_config, LocalStore(tmp_path / "empty"))
-    assert all("no artifact of this kind" in explanation.lines()[0] for explanation in found.values())
+    assert {name: explanation.lines() for name, explanation in found.items()} == {
+        "tokenize": ["no artifact of this kind is in the store"],
+        "sft": ["follows tokenize"],
+        "rl-1": ["follows sft"],
+        "rl-2": ["follows rl-1"],
+        "evaluate-base": ["follows tokenize"],
+        "evaluate-sft": ["follows sft"],
+        "evaluate-rl": ["follows rl-2"],
+    }
+
+
+def test_a_stage_is_not_explained_by_what_its_own_run_has_made(small_config: dict[str, Any], tmp_path: Path) -> None:
+    """Of a first run that stopped behind its first segment."""
+    store = LocalStore(tmp_path)
+    stages = plan(from_data(small_config)).stages
+    for stage in stages:
+        if stage.name in ("tokenize", "sft", "rl-1", "evaluate-base"):
+            publish(store, stage)
+    found = explained(small_config, store)
+    assert {name: e.lines() for name, e in found.items() if e.state == "to run"} == {
+        "rl-2": ["follows rl-1"],
+        "evaluate-sft": ["follows sft"],
+        "evaluate-rl": ["follows rl-2"],
+    }
+    own = {stage.artifact.key: stage.name for stage in stages}
+    (segment,) = (stage for stage in stages if stage.name == "rl-2")
+    assert explain_stage(segment, store, own, own).lines() == ["follows rl-1"]
+
+
+def test_code_that_cannot_change_a_result_is_not_reported(small_config: dict[str, Any], tmp_path: Path) -> None:
+    store, stages = LocalStore(tmp_path), plan(from_data(small_config))
+    assert stages.sft is not None
+    publish(store, stages.sft)
+    for changed, told in (
+        ("rollouts_core/store/local.py", ()),
+        ("rollouts_core/metrics/loggers.py", ()),
+        ("rollouts_core/config/training.py", ()),
+        ("rollouts_core/training/losses.py", ("rollouts_core/training/losses.py",)),
+        ("rollouts_core/data/packing.py", ("rollouts_core/data/packing.py",)),
+    ):
+        made = store.manifest(stages.sft.artifact)
+        assert changed in made.provenance.code
+        assert changed_code({**made.provenance.code, changed: "0" * 16}, made.provenance.code) == told
+    for path in WITHOUT_RESULTS:
+        assert (ROOT.parent / path).exists()
 
 
 def test_a_changed_field_is_named_with_its_old_and_new_value(small_config: dict[str, Any], store: LocalStore) -> None:
@@ -72,8 +118,9 @@ def test_a_changed_field_is_named_with_its_old_and_new_value(small_config: dict[
     (difference,) = found["sft"].because
     assert (difference.name, difference.old, difference.new) == ("sft.learning_rate", 0.003, 0.004)
     assert found["tokenize"].state == found["evaluate-base"].state == "cached"
-    (below,) = found["rl-1"].because
-    assert (below.cause, below.name) == ("input", "policy")
+    assert found["rl-1"].lines() == ["follows sft"]
+    lines = [line for told in found.values() for line in told.lines()]
+    assert len(lines) == len([told for told in found.values() if told.state == "to run"])
 
 
 @pytest.mark.parametrize(

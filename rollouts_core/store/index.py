@@ -1,0 +1,203 @@
+"""What there is of artifacts, asked without reading all their manifests.
+
+Decision: it is brought up to date by names (see `remembered`), so a question costs what was made since the last one,
+and a comparison of rows. Whether one artifact is there and whole is never asked here; the store says that.
+
+Decision: what identifies an artifact is kept as one number for each feature: a field of its spec, an input, an identity
+from outside, its version. So the artifact that differs least from a stage is found by comparing rows of numbers.
+
+Legend: A artifacts of a kind, F features that any of them has.
+"""
+
+import json
+import sqlite3
+import zlib
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rollouts_core.config.schema import leaves
+from rollouts_core.errors import StoreError
+from rollouts_core.store.elsewhere import machines_seen, manifests_elsewhere, seen_on, stamps_elsewhere
+from rollouts_core.store.manifest import ArtifactId, Manifest
+from rollouts_core.store.remembered import Row, bring_up_to_date, remembered
+from rollouts_core.store.store import Store
+
+HERE = "store"
+ELSEWHERE = "machine "
+"""Before a machine's name."""
+ABSENT = 0
+
+
+@dataclass(frozen=True)
+class Known:
+    """An artifact, by what is remembered of it."""
+
+    artifact: ArtifactId
+    machine: str
+    """Where it was seen; empty: in the store."""
+    started_at: str
+    seconds: float
+    size: int
+    """Bytes."""
+    node: str
+    device: str
+    work: float
+    """By which later stages are estimated; 0: not known."""
+    inputs: Mapping[str, str]
+    """Role to key."""
+
+
+@contextmanager
+def open_index(store: Store) -> Iterator["ArtifactIndex"]:
+    """Brought up to date with the store, and with what was seen on other machines."""
+    with remembered(store.home) as memory:
+        _look(memory, store)
+        for machine in machines_seen(store.home):
+            read = partial(manifests_elsewhere, store.home, machine)
+            _update(memory, ELSEWHERE + machine, stamps_elsewhere(store.home, machine), read)
+        yield ArtifactIndex(memory)
+
+
+class ArtifactIndex:
+    def __init__(self, memory: sqlite3.Connection) -> None:
+        self._memory = memory
+
+    def all(self, kind: str | None = None) -> list[Known]:
+        """Of a kind, or of all."""
+        where, given = ("WHERE kind = ?", (kind,)) if kind else ("", ())
+        return [_known(row) for row in self._memory.execute(f"SELECT {COLUMNS} FROM artifacts {where}", given)]
+
+    def worked(self) -> list[Known]:
+        """Those in the store whose work is known."""
+        rows = self._memory.execute(f"SELECT {COLUMNS} FROM artifacts WHERE place = ? AND work > 0", (HERE,))
+        return [_known(row) for row in rows]
+
+    def of_keys(self, keys: Collection[str]) -> dict[str, Known]:
+        """Those that are known, by key; in the store rather than elsewhere."""
+        asked = list(keys)
+        marks = ", ".join("?" * len(asked))
+        query = f"SELECT {COLUMNS} FROM artifacts WHERE key IN ({marks}) ORDER BY place = ?"
+        found = [_known(row) for row in self._memory.execute(query, (*asked, HERE))]
+        return {known.artifact.key: known for known in found}
+
+    def beginning(self, text: str) -> list[ArtifactId]:
+        """The store's artifacts whose directory or key begins so."""
+        end = text + "\U0010ffff"
+        rows = self._memory.execute(
+            "SELECT stage, key FROM artifacts WHERE place = ? AND (name BETWEEN ? AND ? OR key BETWEEN ? AND ?) "
+            "ORDER BY name",
+            (HERE, text, end, text, end),
+        )
+        return [ArtifactId(stage, key) for stage, key in rows]
+
+    def nearest(self, kind: str, stage: str, features: Mapping[str, str], without: Collection[str]) -> Known | None:
+        """Fewest differing features, then the same stage's name, then the latest. `without`: keys that do not count."""
+        import numpy as np
+
+        rows = [
+            row
+            for row in self._memory.execute(
+                f"SELECT features, {COLUMNS} FROM artifacts WHERE kind = ? ORDER BY started_at DESC, place, name",
+                (kind,),
+            )
+            if row[4] not in without
+        ]
+        if not rows:
+            return None
+        places = _places(self._memory, kind)
+        wanted_F = np.zeros(max(len(places), max(len(row[0]) // 4 for row in rows)), np.uint32)
+        for name, value in features.items():
+            if name in places:
+                wanted_F[places[name]] = _number(value)
+        filled = b"".join(row[0].ljust(wanted_F.nbytes, b"\0") for row in rows)
+        apart_A = (np.frombuffer(filled, np.uint32).reshape(len(rows), -1) != wanted_F).sum(axis=1)
+        closest = np.flatnonzero(apart_A == apart_A.min())
+        named = next((row for row in closest if rows[row][2] == stage), closest[0])
+        return _known(rows[int(named)][1:])
+
+
+COLUMNS = "place, stage, kind, key, started_at, seconds, size, node, device, work, inputs"
+
+
+def manifest_of(known: Known, store: Store) -> Manifest | None:
+    """None where it is gone meanwhile."""
+    if known.machine:
+        return seen_on(store.home, known.machine, known.artifact)
+    try:
+        return store.manifest(known.artifact)
+    except StoreError:
+        return None
+
+
+def features_of(
+    version: int, spec: Mapping[str, Any], inputs: Mapping[str, str], external: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Name to value of everything that a stage and its key are made of."""
+    found = {f"spec.{path}": json.dumps(value) for path, value in leaves(spec)}
+    found |= {f"input.{role}": key for role, key in inputs.items()}
+    found |= {f"external.{role}": json.dumps(identity, sort_keys=True) for role, identity in external.items()}
+    return {**found, "version": str(version)}
+
+
+def _look(memory: sqlite3.Connection, store: Store) -> None:
+    """At the store's own artifacts."""
+    ((mark,),) = memory.execute("SELECT max(mark) FROM marks WHERE place = ?", (HERE,)).fetchall()
+    published = store.published(mark)
+    _update(memory, HERE, published.stamps, store.read_manifests, whole=published.whole)
+    if published.mark != mark:
+        with memory:
+            memory.execute("REPLACE INTO marks VALUES (?, ?)", (HERE, published.mark))
+
+
+Read = Callable[[Collection[str]], Iterable[tuple[str, Manifest]]]
+
+
+def _update(memory: sqlite3.Connection, place: str, stamps: Mapping[str, str], read: Read, whole: bool = True) -> None:
+    def rows(names: Collection[str]) -> Iterator[tuple[str, Row]]:
+        for name, manifest in read(names):
+            yield name, _columns(memory, manifest)
+
+    bring_up_to_date(memory, "artifacts", place, stamps, rows, whole=whole)
+
+
+def _columns(memory: sqlite3.Connection, manifest: Manifest) -> Row:
+    artifact, made = manifest.artifact, manifest.provenance
+    kind = artifact.stage.partition("-")[0]
+    features = features_of(made.version, made.spec, made.inputs, made.external)
+    return (
+        artifact.stage, kind, artifact.key, made.started_at, made.seconds, sum(e.size for e in manifest.files),
+        made.host.get("node", ""), made.host.get("device", ""), made.used.get("work", 0.0), json.dumps(made.inputs),
+        _numbers(memory, kind, features),
+    )  # fmt: skip
+
+
+def _numbers(memory: sqlite3.Connection, kind: str, features: Mapping[str, str]) -> bytes:
+    """Each feature's number at the feature's place, which new ones get behind the others."""
+    places = _places(memory, kind)
+    for name in features:
+        if name not in places:
+            places[name] = len(places)
+            memory.execute("REPLACE INTO features VALUES (?, ?, ?)", (kind, name, places[name]))
+    numbers = array("I", [ABSENT] * (1 + max(places[name] for name in features)))
+    for name, value in features.items():
+        numbers[places[name]] = _number(value)
+    return numbers.tobytes()
+
+
+def _number(value: str) -> int:
+    """Two values of one feature have the same about once in four thousand million times."""
+    return zlib.crc32(value.encode()) or 1
+
+
+def _places(memory: sqlite3.Connection, kind: str) -> dict[str, int]:
+    return dict(memory.execute("SELECT name, position FROM features WHERE kind = ?", (kind,)))
+
+
+def _known(row: Sequence[Any]) -> Known:
+    place, stage, _, key, started_at, seconds, size, node, device, work, inputs = row
+    machine = place.removeprefix(ELSEWHERE) if place != HERE else ""
+    return Known(ArtifactId(stage, key), machine, started_at, seconds, size, node, device, work, json.loads(inputs))
