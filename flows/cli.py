@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flows import housekeeping, machines
-from flows.preflight import checked, place_store, store_named, store_of
+from flows.preflight import checked, outputs_of, place_store, store_named, store_of
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput, RolloutsError
@@ -64,7 +64,7 @@ def _run_flow(start: Callable[[], Any], config: PipelineConfig, options: argpars
     from flows.terminal import print_record, stages_shown
     from rollouts_core.observe.run_list import run_of_flow
 
-    connect_prefect()
+    connect_prefect(outputs_of(config))
     with stages_shown(options.quiet) as console:
         state = start()
     flow_run_id = str(state.state_details.flow_run_id)
@@ -183,10 +183,11 @@ def completion_command(options: argparse.Namespace) -> int:
 
 def runs_command(options: argparse.Namespace) -> int:
     from rollouts_core.observe.run_list import list_runs
+    from rollouts_core.observe.run_records import encode_records
 
     records = list_runs(store_named(options.store).home)
     if options.json:
-        print(json.dumps([asdict(record) for record in records]))
+        print(encode_records(records))
         return 0
     for record in records:
         accuracies = "  ".join(f"{entry.point} {100 * entry.accuracy:.1f} %" for entry in record.accuracies)

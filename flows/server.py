@@ -1,4 +1,5 @@
-"""The Prefect server a run reports to: the configured one, or a temporary one that lives as long as the run.
+"""The Prefect server a run reports to: the configured one, that of `rollouts up`, or a temporary one that lives as long
+as the run.
 
 Decision: the temporary server is started here and not by Prefect, whose own outlives a flow that is killed. This one
 ends with the process that started it, and is started again should it be killed (see `supervisor`).
@@ -17,15 +18,19 @@ from pathlib import Path
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows import supervisor
+from flows.found_server import find_server
 from flows.preflight import check_server
 from rollouts_core.errors import RolloutsError
+from tasks.showing import PAGES
 
 START_DEADLINE = 120.0
 STOP_DEADLINE = 10.0
 
 
-def connect_prefect() -> None:
+def connect_prefect(outputs: Path | None = None) -> None:
     """From here on, Prefect has a server. Raises `BadInput` when the configured one does not answer.
+
+    `outputs`: of the run, which links to its pages where `up` serves that directory.
 
     A temporary one ends with the interpreter, after Prefect has sent it the last of its logs and events.
     """
@@ -35,6 +40,12 @@ def connect_prefect() -> None:
         return
     until_exit = ExitStack()
     atexit.register(until_exit.close)
+    if found := find_server():
+        check_server(found.api)
+        if outputs is not None and found.outputs == str(outputs.resolve()):
+            os.environ.setdefault(PAGES, found.pages)
+        until_exit.enter_context(temporary_settings({PREFECT_API_URL: found.api}))
+        return
     home = Path(PREFECT_HOME.value())
     home.mkdir(parents=True, exist_ok=True)
     log = until_exit.enter_context((home / "rollouts-server.log").open("w"))

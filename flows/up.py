@@ -22,6 +22,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows import supervisor
 from flows.deployments import POOL, deployments_of, read_configs, register, write_prefect_yaml
+from flows.found_server import UpServer, announced
 from flows.preflight import outputs_of
 from flows.server import free_port, stop, wait_until_healthy
 from flows.worker_runs import cancel_runs, tell_lost_runs
@@ -60,6 +61,7 @@ def up_command(options: argparse.Namespace) -> int:
         tell_lost_runs()
         try:
             start("worker", *WORKER)
+            running.enter_context(announced(UpServer(f"{url}/api", pages, str(outputs.resolve()))))
             _say(options, url, pages, list(configs), logs)
             return start.wait()
         finally:

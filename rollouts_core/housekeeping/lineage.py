@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollouts_core.housekeeping.find import find_manifest
-from rollouts_core.housekeeping.gc import artifacts_of
-from rollouts_core.observe.run_list import all_runs
+from rollouts_core.observe.run_list import runs_with
 from rollouts_core.store.index import ArtifactIndex, manifest_of, open_index
 from rollouts_core.store.manifest import Manifest
 from rollouts_core.store.store import Store
@@ -31,12 +30,8 @@ class Ancestor:
 
 def lineage(store: Store, name: str) -> Ancestor:
     """Raises `BadInput` when there is no such artifact."""
-    runs: dict[str, list[str]] = {}
-    for run in all_runs(store):
-        for directory in artifacts_of(run):
-            runs.setdefault(directory, []).append(run.run_id)
     with open_index(store) as index:
-        return _ancestor("", find_manifest(store, name), store, index, runs)
+        return _ancestor("", find_manifest(store, name), store, index)
 
 
 def tree_lines(ancestor: Ancestor, depth: int = 0) -> Iterator[str]:
@@ -54,16 +49,13 @@ def tree_lines(ancestor: Ancestor, depth: int = 0) -> Iterator[str]:
         yield from tree_lines(parent, depth + 1)
 
 
-def _ancestor(
-    role: str, manifest: Manifest, store: Store, index: ArtifactIndex, runs: Mapping[str, Sequence[str]]
-) -> Ancestor:
-    """`runs`: their ids by an artifact's directory."""
+def _ancestor(role: str, manifest: Manifest, store: Store, index: ArtifactIndex) -> Ancestor:
     made, name = manifest.provenance, manifest.artifact.directory
     outside = {role: {**made.external[role], "place": made.places.get(role, "")} for role in made.external}
     known, inputs = index.of_keys(made.inputs.values()), []
     for of, key in made.inputs.items():
         parent = manifest_of(known[key], store) if key in known else None
         gone = Ancestor(of, key[:16], "", None, 0, {}, (), ())
-        inputs.append(_ancestor(of, parent, store, index, runs) if parent else gone)
-    used_by = runs.get(name, ())
+        inputs.append(_ancestor(of, parent, store, index) if parent else gone)
+    used_by = runs_with(store, manifest.artifact.key)
     return Ancestor(role, name, made.started_at, made.git_commit, made.version, outside, used_by, inputs)

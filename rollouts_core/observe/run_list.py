@@ -33,13 +33,20 @@ def all_runs(store: Store) -> list[RunRecord]:
     here = list_runs(store.home)
     if store.url is None:
         return here
-    with remembered(store.home) as memory:
-        read = partial(_shared, store.objects)
-        bring_up_to_date(memory, "runs", SHARED, store.objects.stamps("runs"), read)
+    with _runs(store.home, store) as memory:
         rows = memory.execute("SELECT record FROM runs WHERE place = ?", (SHARED,)).fetchall()
     known = {record.run_id for record in here}
     others = [record for (content,) in rows if (record := decode_record(content)).run_id not in known]
     return sorted(here + others, key=lambda record: record.started_at, reverse=True)
+
+
+def runs_with(store: Store, key: str) -> list[str]:
+    """The ids of all runs whose plan has an artifact of this key, the latest first."""
+    with _runs(store.home, store) as memory:
+        rows = memory.execute(
+            "SELECT record FROM runs WHERE instr(record, CAST(? AS BLOB)) ORDER BY started_at DESC", (key,)
+        )
+        return list(dict.fromkeys(decode_record(content).run_id for (content,) in rows))
 
 
 def find_run(home: Path, run_id: str) -> RunRecord:
@@ -69,10 +76,13 @@ def run_of_flow(home: Path, flow_run_id: str) -> RunRecord | None:
 
 
 @contextmanager
-def _runs(home: Path) -> Iterator[sqlite3.Connection]:
-    """The memory, with the runs of the home as they are now."""
+def _runs(home: Path, shared: Store | None = None) -> Iterator[sqlite3.Connection]:
+    """The memory, with the runs of the home as they are now, and those of a shared store."""
     with remembered(home) as memory:
         bring_up_to_date(memory, "runs", HERE, _stamps(home / "runs"), partial(_records, home / "runs"))
+        if shared is not None and shared.url is not None:
+            read = partial(_shared, shared.objects)
+            bring_up_to_date(memory, "runs", SHARED, shared.objects.stamps("runs"), read)
         yield memory
 
 

@@ -1,5 +1,6 @@
 """What is recorded of a run, and read of it again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,11 +65,16 @@ class RunRecord:
     """Machines where this run has discarded what it refreshed."""
 
 
-_adapter = TypeAdapter(RunRecord)
+_adapter, _several = TypeAdapter(RunRecord), TypeAdapter(list[RunRecord])
 
 
 def encode_record(record: RunRecord, indent: int | None = None) -> bytes:
     return _adapter.dump_json(record, indent=indent)
+
+
+def encode_records(records: Sequence[RunRecord]) -> str:
+    """A JSON list."""
+    return _several.dump_json(list(records)).decode()
 
 
 def decode_record(content: bytes) -> RunRecord:

@@ -96,8 +96,6 @@ class ArtifactIndex:
 
     def nearest(self, kind: str, stage: str, features: Mapping[str, str], without: Collection[str]) -> Known | None:
         """Fewest differing features, then the same stage's name, then the latest. `without`: keys that do not count."""
-        import numpy as np
-
         rows = [
             row
             for row in self._memory.execute(
@@ -108,6 +106,8 @@ class ArtifactIndex:
         ]
         if not rows:
             return None
+        import numpy as np
+
         places = _places(self._memory, kind)
         wanted_F = np.zeros(max(len(places), max(len(row[0]) // 4 for row in rows)), np.uint32)
         for name, value in features.items():

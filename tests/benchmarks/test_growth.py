@@ -38,7 +38,7 @@ def test_what_commands_cost(
     kind: str, config_file: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = request.getfixturevalue("s3_url") if kind == "s3" else None
-    path = config_file(store={"home": str(tmp_path / "home"), "url": url})
+    path = config_file(store={"path": str(tmp_path / "home"), "url": url})
     store, config = open_store(tmp_path / "home", url), load_config(path)
     stages = plan(config).stages
     for stage in stages:
