@@ -103,10 +103,11 @@ def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
     """One explanation per stage, in order, for a run `on` a machine. What lies there counts as cached."""
     with open_index(store) as index:
         own = {stage.artifact.key: stage.name for stage in plan.stages}
+        here = store.found([stage.artifact for stage in plan.stages])
         to_run: dict[str, str] = {}
         found = []
         for stage in plan.stages:
-            told = _cached(stage, store, on) or _to_run(stage, store, index, own, to_run)
+            told = _cached(stage, here.get(stage.artifact), store, on) or _to_run(stage, store, index, own, to_run)
             to_run |= {stage.artifact.key: stage.name} if told.state == "to run" else {}
             found.append(told)
         return found
@@ -121,8 +122,8 @@ def explain_stage(stage: Stage, store: Store, own: Mapping[str, str], made: Mapp
         return _to_run(stage, store, index, own, made)
 
 
-def _cached(stage: Stage, store: Store, on: MachineConfig) -> Explanation | None:
-    machine, made = "", store.manifest(stage.artifact) if store.has(stage.artifact) else None
+def _cached(stage: Stage, here: Manifest | None, store: Store, on: MachineConfig) -> Explanation | None:
+    machine, made = "", here
     if made is None and on.kind != "local" and store.url is None:
         for machine in [on.name] if on.name else machines_seen(store.home):
             if made := seen_on(store.home, machine, stage.artifact):

@@ -20,7 +20,7 @@ then trusted until its size or times change. `verify` reads every byte.
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,6 +68,9 @@ class LocalStore:
 
     def manifest(self, artifact: ArtifactId) -> Manifest:
         return self._read(self._home(artifact))
+
+    def found(self, artifacts: Sequence[ArtifactId]) -> dict[ArtifactId, Manifest]:
+        return {artifact: self.manifest(artifact) for artifact in artifacts if self.has(artifact)}
 
     def read_manifests(self, directories: Collection[str]) -> Iterator[tuple[str, Manifest]]:
         for name in directories:

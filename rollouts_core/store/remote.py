@@ -21,7 +21,7 @@ there and goes on uploading; nothing is computed again.
 
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -86,6 +86,10 @@ class RemoteStore:
         if content is None:
             raise StoreError(f"{artifact.directory} is not in the store {self.url}")
         return decode_manifest(content, f"{self.url}/{name}")
+
+    def found(self, artifacts: Sequence[ArtifactId]) -> dict[ArtifactId, Manifest]:
+        read = dict(self.read_manifests([artifact.directory for artifact in artifacts]))
+        return {a: read[a.directory] for a in artifacts if a.directory in read and read[a.directory].artifact == a}
 
     def read_manifests(self, directories: Collection[str]) -> Iterator[tuple[str, Manifest]]:
         names = [f"artifacts/{directory}/{MANIFEST}" for directory in directories]

@@ -37,6 +37,9 @@ class Store(Protocol):
     def manifest(self, artifact: ArtifactId) -> Manifest:
         """Raises `StoreError` when the artifact is not here."""
 
+    def found(self, artifacts: Sequence[ArtifactId]) -> dict[ArtifactId, Manifest]:
+        """Those that are there, as `has` says; of a remote store all are asked for at once."""
+
     def read_manifests(self, directories: Collection[str]) -> Iterable[tuple[str, Manifest]]:
         """Directory and manifest of each that can be read."""
 

@@ -38,8 +38,8 @@ def test_what_commands_cost(
     kind: str, config_file: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = request.getfixturevalue("s3_url") if kind == "s3" else None
-    path = config_file(store={"path": str(tmp_path / "home"), "url": url})
-    store, config = open_store(tmp_path / "home", url), load_config(path)
+    path = config_file(store={"path": str(tmp_path / ".rollouts"), "url": url})
+    store, config = open_store(tmp_path / ".rollouts", url), load_config(path)
     stages = plan(config).stages
     for stage in stages:
         publish(store, stage)  # type: ignore[arg-type]
