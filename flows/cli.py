@@ -44,10 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
 def run_command(options: argparse.Namespace) -> int:
     config = _config(options)
     with checked(config, options.refresh):
-        prepare_prefect()
+        wait_for_server = _begin_server(config)
         from flows.post_train import post_train
 
-        return _run_flow(partial(post_train, config, options.refresh, return_state=True), config, options)
+        run = partial(post_train, config, options.refresh, return_state=True)
+        return _run_flow(run, wait_for_server, config, options)
 
 
 def prepare_prefect() -> None:
@@ -57,14 +58,23 @@ def prepare_prefect() -> None:
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "rollouts.machines")
 
 
-def _run_flow(start: Callable[[], Any], config: PipelineConfig, options: argparse.Namespace) -> int:
-    """Show a flow on the terminal, and its record at its end."""
+def _begin_server(config: PipelineConfig) -> Callable[[], None]:
+    """What waits for it; what is imported meanwhile takes as long."""
+    prepare_prefect()
     signal.signal(signal.SIGTERM, _interrupt)
-    from flows.server import connect_prefect
+    from flows.server import begin_server
+
+    return begin_server(outputs_of(config))
+
+
+def _run_flow(
+    start: Callable[[], Any], wait_for_server: Callable[[], None], config: PipelineConfig, options: argparse.Namespace
+) -> int:
+    """Show a flow on the terminal, and its record at its end."""
     from flows.terminal import print_record, stages_shown
     from rollouts_core.observe.run_list import run_of_flow
 
-    connect_prefect(outputs_of(config))
+    wait_for_server()
     with stages_shown(options.quiet) as console:
         state = start()
     flow_run_id = str(state.state_details.flow_run_id)
@@ -89,10 +99,11 @@ def eval_command(options: argparse.Namespace) -> int:
             from rollouts_core.observe.run_list import find_run
 
             find_run(store_of(config).home, options.against)
-        prepare_prefect()
+        wait_for_server = _begin_server(config)
         from flows.evaluate import evaluate_policies
 
-        return _run_flow(partial(evaluate_policies, config, options.against, return_state=True), config, options)
+        run = partial(evaluate_policies, config, options.against, return_state=True)
+        return _run_flow(run, wait_for_server, config, options)
 
 
 def plan_command(options: argparse.Namespace) -> int:

@@ -12,23 +12,31 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_HOME,
+    temporary_settings,
+)
 
 from flows import supervisor
 from flows.found_server import find_server
 from flows.preflight import check_server
 from rollouts_core.errors import RolloutsError
-from tasks.showing import PAGES
+from rollouts_core.observe.served import PAGES
 
 START_DEADLINE = 120.0
 STOP_DEADLINE = 10.0
 
 
-def connect_prefect(outputs: Path | None = None) -> None:
-    """From here on, Prefect has a server. Raises `BadInput` when the configured one does not answer.
+def begin_server(outputs: Path | None = None) -> Callable[[], None]:
+    """Prefect has a server from here on; it can be used when what is returned has been called, which waits for it.
+    Meanwhile there is much to import. Raises `BadInput` when the configured one does not answer.
 
     `outputs`: of the run, which links to its pages where `up` serves that directory.
 
@@ -37,7 +45,7 @@ def connect_prefect(outputs: Path | None = None) -> None:
     configured = PREFECT_API_URL.value()
     if configured:
         check_server(configured)
-        return
+        return lambda: None
     until_exit = ExitStack()
     atexit.register(until_exit.close)
     if found := find_server():
@@ -45,7 +53,7 @@ def connect_prefect(outputs: Path | None = None) -> None:
         if outputs is not None and found.outputs == str(outputs.resolve()):
             os.environ.setdefault(PAGES, found.pages)
         until_exit.enter_context(temporary_settings({PREFECT_API_URL: found.api}))
-        return
+        return lambda: None
     home = Path(PREFECT_HOME.value())
     home.mkdir(parents=True, exist_ok=True)
     log = until_exit.enter_context((home / "rollouts-server.log").open("w"))
@@ -53,8 +61,9 @@ def connect_prefect(outputs: Path | None = None) -> None:
     server = _start(port, log.fileno())
     until_exit.callback(stop, server)
     url = f"http://127.0.0.1:{port}/api"
-    wait_until_healthy(url, server, log.name)
-    until_exit.enter_context(temporary_settings({PREFECT_API_URL: url}))
+    settings = {PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}  # nobody here looks for lost runs
+    until_exit.enter_context(temporary_settings(settings))
+    return partial(wait_until_healthy, url, server, log.name)
 
 
 def _start(port: int, log: int) -> "subprocess.Popen[bytes]":

@@ -27,7 +27,7 @@ from flows.preflight import outputs_of
 from flows.server import free_port, stop, wait_until_healthy
 from flows.worker_runs import cancel_runs, tell_lost_runs
 from rollouts_core.errors import BadInput, RolloutsError
-from tasks.showing import PAGES
+from rollouts_core.observe.served import PAGES
 
 LOOK_SECONDS = 0.5
 LOOPBACK = ("--host", "127.0.0.1")

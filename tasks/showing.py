@@ -5,11 +5,9 @@ or the run's results, never kept here. A stage that was cached shows nothing ane
 """
 
 import base64
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
@@ -20,13 +18,12 @@ from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.observe.charts import Records, Training, training_charts
 from rollouts_core.observe.evaluations import name_of
 from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.observe.served import address_of
 from rollouts_core.stages.explain import explain
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.store import Store
 
-PAGES = "ROLLOUTS_PAGES"
-"""Names the address under which whoever serves the outputs directory serves it; `rollouts up` does."""
 SHOWN_ROLLOUTS = 24
 SHOWN_TEXT = 300
 
@@ -68,12 +65,11 @@ def show_accuracies(record: RunRecord) -> None:
 
 def show_pages(record: RunRecord, pages: Sequence[Path]) -> None:
     """Links where the pages are served, paths where they are not: no browser follows a link from a server to a file."""
-    address = os.environ.get(PAGES)
     lines = [f"**{record.run_id}**", ""]
     for page in pages:
         name = "Rollouts" if page.name == "index.html" else "Report"
-        below = quote(str(page.relative_to(Path(record.report or "").parents[1])))
-        lines.append(f"- [{name}]({address.rstrip('/')}/{below})" if address else f"- {name}: `{page}`")
+        address = address_of(str(page.relative_to(Path(record.report or "").parents[1])))
+        lines.append(f"- [{name}]({address})" if address else f"- {name}: `{page}`")
     create_markdown_artifact("\n".join(lines), key="report", description="The run's report and its rollouts")
 
 

@@ -1,8 +1,4 @@
-"""What became of each sample of an evaluation, kept as it comes: one line of JSON each, and a table at the end.
-
-Decision: answers are kept before they are scored, and results once they are. Whoever goes on asks again for what is
-missing or has failed, and for nothing else.
-"""
+"""What became of each sample of an evaluation: one line of JSON each, and a table at the end."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,13 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from rollouts_core.data.messages import message_to_data
-from rollouts_core.metrics.loggers import JSONLLogger, end_lines, read_jsonl
-from rollouts_core.rollout.episodes import Episode
-from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_data
+from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.types import Prompt, Sample
 
 CORRECT = 1.0
@@ -95,41 +86,11 @@ def failed_result(prompt: Prompt, number: int, error: str) -> Result:
     )
 
 
-class EvaluationJournal:
-    """What an evaluation has so far, below a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        answers, results = directory / "answers.jsonl", directory / "results.jsonl"
-        for file in (answers, results):
-            end_lines(file)
-        kept = {(line["source_row"], line["sample"]): answer_from_data(line["of"]) for line in read_jsonl(answers)}
-        self._kept: Mapping[Place, Answer] = kept
-        done = [_from_line(line) for line in read_jsonl(results)]
-        self._done: Mapping[Place, Result] = {result.place: result for result in done if not result.error}
-        self._answers, self._results = JSONLLogger(answers), JSONLLogger(results)
-
-    def answer(self, prompt: Prompt, number: int) -> Answer | None:
-        """What was answered to this very prompt."""
-        there = self._kept.get((prompt.source_row, number))
-        other = isinstance(there, Episode) and there.trajectory.start.messages != prompt.messages
-        return None if other else there
-
-    def result(self, prompt: Prompt, number: int) -> Result | None:
-        """Of this very row."""
-        there = self._done.get((prompt.source_row, number))
-        return there if there and _json(there.metadata) == _json(dict(prompt.metadata)) else None
-
-    def answered(self, prompt: Prompt, number: int, answer: Answer) -> None:
-        line = {"source_row": prompt.source_row, "sample": number, "of": answer_to_data(answer)}
-        self._answers.log(line, 0)
-
-    def scored(self, results: Sequence[Result]) -> None:
-        for result in results:
-            self._results.log(asdict(result), 0)
-
-
 def write_results(results: Sequence[Result], directory: Path) -> None:
     """`samples.jsonl`, and `samples.parquet` with structured columns as JSON text."""
+    import pyarrow as pa  # half a second that readers need not wait
+    import pyarrow.parquet as pq
+
     with (directory / "samples.jsonl").open("w") as file:
         for result in results:
             file.write(json.dumps(asdict(result), default=str) + "\n")
@@ -142,15 +103,12 @@ def write_results(results: Sequence[Result], directory: Path) -> None:
 
 def read_results(path: Path) -> list[Result]:
     """Of a `samples.jsonl`."""
-    return [_from_line(line) for line in read_jsonl(path)]
+    return [result_from_line(line) for line in read_jsonl(path)]
 
 
-def _from_line(line: Mapping[str, Any]) -> Result:
+def result_from_line(line: Mapping[str, Any]) -> Result:
+    """Of a line of JSON that a result was written as."""
     return Result(**{name: value for name, value in line.items() if name != "step"})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, default=str, sort_keys=True)
 
 
 def _flat(value: Any) -> str | None:

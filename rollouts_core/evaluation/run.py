@@ -17,8 +17,9 @@ from rollouts_core.concurrency import first_error
 from rollouts_core.environments.agent import RunConfig, run_agent
 from rollouts_core.environments.environment import Environment, Functions
 from rollouts_core.errors import BadInput, RewardFailed, RolloutsError
+from rollouts_core.evaluation.journal import EvaluationJournal
 from rollouts_core.evaluation.report import EvaluationReport, report_of
-from rollouts_core.evaluation.results import EvaluationJournal, Result, failed_result, result_of
+from rollouts_core.evaluation.results import Result, failed_result, result_of
 from rollouts_core.inference.endpoints.endpoint import Endpoint
 from rollouts_core.rewards.reward import AnyReward
 from rollouts_core.rewards.scoring import Scoring, ScoringSettings

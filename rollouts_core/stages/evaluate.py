@@ -17,8 +17,9 @@ from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.data.turns import stop_tokens
 from rollouts_core.errors import RolloutsError
+from rollouts_core.evaluation.journal import EvaluationJournal
 from rollouts_core.evaluation.report import EvaluationReport, report_of
-from rollouts_core.evaluation.results import EvaluationJournal, Result, write_results
+from rollouts_core.evaluation.results import Result, write_results
 from rollouts_core.evaluation.run import EvaluationSettings, evaluate_prompts
 from rollouts_core.inference.engine import Completion, GenerationRequest, Truncation
 from rollouts_core.inference.registry import embedded_engine

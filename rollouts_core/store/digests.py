@@ -8,7 +8,7 @@ would go unseen. The memory lies in the user's cache directory; where that can't
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -39,6 +39,23 @@ def known_digests(paths: Sequence[Path]) -> list[str]:
         return [found[path] for path in paths]
 
 
+def recalled(kind: str) -> dict[str, str]:
+    """All texts that were remembered of a kind, by name."""
+    with _memory() as memory, suppress(sqlite3.Error):
+        if memory is not None:
+            return dict(memory.execute("SELECT name, text FROM texts WHERE kind = ?", (kind,)))
+    return {}
+
+
+def remember(kind: str, texts: Mapping[str, str]) -> None:
+    """Have `recalled` give these as well, where the user's cache directory can be written."""
+    with _memory() as memory, suppress(sqlite3.Error):
+        if memory is not None:
+            with memory:
+                rows = [(kind, name, text) for name, text in texts.items()]
+                memory.executemany("REPLACE INTO texts VALUES (?, ?, ?)", rows)
+
+
 @contextmanager
 def _memory() -> Iterator[sqlite3.Connection | None]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollouts"
@@ -46,6 +63,9 @@ def _memory() -> Iterator[sqlite3.Connection | None]:
         cache.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(cache / "digests.sqlite", timeout=BUSY_SECONDS)
         connection.execute("CREATE TABLE IF NOT EXISTS digests (path TEXT PRIMARY KEY, state TEXT, digest TEXT)")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS texts (kind TEXT, name TEXT, text TEXT, PRIMARY KEY (kind, name))"
+        )
     except (OSError, sqlite3.Error, RuntimeError):
         yield None
         return

@@ -6,15 +6,21 @@ Comments, docstrings and formatting do not count: each file is hashed as its syn
 
 import ast
 import hashlib
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rollouts_core.store.digests import recalled, remember
+
 PACKAGE = "rollouts_core"
 COMMIT_VARIABLE = "ROLLOUTS_COMMIT"
+SYNTAX = f"syntax of Python {sys.version_info[0]}.{sys.version_info[1]}"
+"""Digests of syntax trees differ between versions of Python."""
 ROOT = Path(__file__).parent.parent
 WITHOUT_RESULTS = tuple(
     f"{PACKAGE}/{path}"
@@ -87,7 +93,24 @@ def git_commit() -> str | None:
 
 @cache
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
-    tree = ast.parse(path.read_text())
+    """Digest and imports; parsed once for each content, since that takes a second for a stage's files."""
+    content = path.read_bytes()
+    name = hashlib.sha256(content).hexdigest()
+    if name not in _known():
+        digest, imports = _parsed(content)
+        _known()[name] = json.dumps([digest, imports])
+        remember(SYNTAX, {name: _known()[name]})
+    digest, imports = json.loads(_known()[name])
+    return digest, tuple(imports)
+
+
+@cache
+def _known() -> dict[str, str]:
+    return recalled(SYNTAX)
+
+
+def _parsed(content: bytes) -> tuple[str, tuple[str, ...]]:
+    tree = ast.parse(content)
     imports: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

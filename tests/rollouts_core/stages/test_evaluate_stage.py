@@ -9,7 +9,8 @@ import pytest
 
 from rollouts_core.config.loading import from_data
 from rollouts_core.errors import RolloutsError
-from rollouts_core.evaluation.results import EvaluationJournal, read_results
+from rollouts_core.evaluation.journal import EvaluationJournal
+from rollouts_core.evaluation.results import read_results
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.stage import Stage
