@@ -324,6 +324,17 @@ def _saved(page: Page) -> bool:
     return bool(answer.value.status == 201)
 
 
+def test_a_run_in_another_terminal_reports_there(up: Up) -> None:
+    environment = {**os.environ, "PREFECT_HOME": str(up.folder / "prefect")}
+    environment.pop("PREFECT_API_URL", None)
+    command = [sys.executable, "-m", "flows.cli", "run", "configs/tiny.json", "--json"]
+    done = subprocess.run(command, cwd=up.folder, env=environment, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert up.call(f"/flow_runs/{record['flow_run_id']}")["state_type"] == "COMPLETED"
+    assert not (up.folder / "prefect" / "rollouts-server.log").exists()
+
+
 def test_what_is_up_goes_with_its_runs(up: Up) -> None:
     _start(up, "long")
     jobs = str(up.folder / ".rollouts" / "jobs")
