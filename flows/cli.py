@@ -153,6 +153,12 @@ def logs_command(options: argparse.Namespace) -> int:
     return print_logs(options)
 
 
+def watch_command(options: argparse.Namespace) -> int:
+    from flows.watching import watch_command as watch
+
+    return watch(options)
+
+
 def cancel_command(options: argparse.Namespace) -> int:
     from flows.following import cancel_run
 
@@ -254,6 +260,8 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("run", metavar="RUN")
     logs.add_argument("stage", metavar="STAGE", nargs="?", help="of this stage only")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    watch = add("watch", watch_command, "follow a run's stages, progress and curves", shared)
+    watch.add_argument("run", metavar="RUN")
     cancel = add("cancel", cancel_command, "end a run and all its jobs, wherever they run", shared)
     cancel.add_argument("run", metavar="RUN")
     replay = add("replay", replay_command, "train a run's RL again from its kept batches, without an engine", shared)

@@ -37,13 +37,13 @@ def print_logs(options: argparse.Namespace) -> int:
         raise BadInput(f"run {record.run_id} has no stage {options.stage!r}; there are {names}")
     told: set[tuple[str, str]] = set()
     while True:
-        for job in [job for job in _jobs(record, options.stage) if (job.machine, job.job) not in told]:
+        for job in [job for job in jobs_of(record, options.stage) if (job.machine, job.job) not in told]:
             told.add((job.machine, job.job))
             with reach_machine(job.machine, store) as machine:
                 for line in _lines(machine, job, options.follow):
                     print(json.dumps({"stage": job.stage, "line": line}) if options.json else line, flush=True)
         record = find_run(store.home, options.run)
-        more = [job for job in _jobs(record, options.stage) if (job.machine, job.job) not in told]
+        more = [job for job in jobs_of(record, options.stage) if (job.machine, job.job) not in told]
         if not more and (not options.follow or record.state != "Running"):
             return 0
         time.sleep(LOOK_SECONDS)
@@ -56,7 +56,7 @@ def cancel_run(options: argparse.Namespace) -> int:
     if record.state == "Running":
         _end_orchestrator(record, store)
     ended = []
-    for job in _jobs(record, None):
+    for job in jobs_of(record):
         with reach_machine(job.machine, store) as machine:
             was = machine.watch(job.job, Offsets(), 0.0).status.state
             if was == "unreachable":
@@ -73,8 +73,8 @@ def cancel_run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _jobs(record: RunRecord, stage: str | None) -> Sequence[JobRecord]:
-    """Each job once, from where the run's part of its log begins."""
+def jobs_of(record: RunRecord, stage: str | None = None) -> Sequence[JobRecord]:
+    """Each job of the run, or of one of its stages, once, from where the run's part of its log begins."""
     found: dict[tuple[str, str], JobRecord] = {}
     for job in record.jobs:
         if stage in (None, job.stage):

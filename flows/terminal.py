@@ -33,7 +33,7 @@ def stages_shown(quiet: bool = False) -> Iterator[Console]:
         TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.fields[note]}"),
         console=console,
         transient=True,
-        disable=quiet or not _has_screen(console),
+        disable=quiet or not has_screen(console),
     )
     handler = _Screen(console, bars)
     machines.setLevel(logging.INFO)
@@ -72,7 +72,7 @@ class _Screen(logging.Handler):
                 self._console.print(f"[dim]  {_escaped(record.getMessage())}[/]")
 
     def _progress(self, name: str, done: int, total: int, note: str) -> None:
-        if not _has_screen(self._console):
+        if not has_screen(self._console):
             if time.monotonic() - self._told.get(name, 0.0) > PLAIN_SECONDS:
                 self._told[name] = time.monotonic()
                 self._console.print(f"  {name:<14} {done}/{total}  {note}")
@@ -110,7 +110,7 @@ def _next(record: RunRecord) -> str:
     return f"`rollouts logs {record.run_id}` shows all that was printed; the same command again goes on from there"
 
 
-def _has_screen(console: Console) -> bool:
+def has_screen(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 

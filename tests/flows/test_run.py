@@ -109,6 +109,12 @@ def test_a_run_its_results_and_the_run_after_it(
     assert "after RL" in rollouts("show", record["run_id"]).out
     assert rollouts("show", "nothing").status == 1
 
+    watched = rollouts("watch", record["run_id"])
+    assert (watched.status, watched.err) == (0, "")
+    assert "rl reward" in watched.out and "after RL" in watched.out
+    told = [json.loads(line) for line in rollouts("watch", record["run_id"], "--json").out.splitlines()]
+    assert [line["step"] for line in told if line["stage"].startswith("rl") and "reward" in line] == [1, 2, 3, 4]
+
     beside = rollouts("report", again.json()["run_id"], "--against", record["run_id"], "--json")
     assert beside.status == 0, beside.err
     page = Path(beside.json()["report"])

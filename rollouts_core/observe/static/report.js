@@ -48,7 +48,7 @@ function draw(entry) {
   }));
   entry.plot = new uPlot({
     width, height: 190, series: [{ label: "step" }, ...series],
-    scales: { x: { time: false }, y: { distr: chart.log_y ? 3 : 1 } },
+    scales: { x: { time: false }, y: chart.log_y ? { distr: 3 } : { range: around } },
     axes: [
       { ...axis, size: 28, incrs: STEPS },
       { ...axis, size: 52, values: (_, ticks) => ticks.map(shown) },
@@ -56,6 +56,14 @@ function draw(entry) {
     cursor: { y: false, drag: { x: true, y: false } },
   }, aligned(chart.curves), card);
   entry.width = width;
+}
+
+// A curve that does not change stands in the middle; the library's own range for one of zeros goes up to 100.
+function around(plot, low, high) {
+  if (low == null) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  const room = Math.abs(low) / 10 || 1;
+  return [low - room, high + room];
 }
 
 const redraw = () => cards.forEach(draw);
