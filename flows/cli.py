@@ -199,16 +199,20 @@ def completion_command(options: argparse.Namespace) -> int:
 
 
 def runs_command(options: argparse.Namespace) -> int:
+    from rollouts_core.metrics.sparkline import sparkline
+    from rollouts_core.observe.listed import listed_runs
     from rollouts_core.observe.run_list import list_runs
     from rollouts_core.observe.run_records import encode_records
 
-    records = list_runs(store_named(options.store).home)
+    home = store_named(options.store).home
     if options.json:
-        print(encode_records(records))
+        print(encode_records(list_runs(home)))
         return 0
-    for record in records:
+    for run in listed_runs(home, home.resolve().parent / "outputs"):
+        record = run.record
         accuracies = "  ".join(f"{entry.point} {100 * entry.accuracy:.1f} %" for entry in record.accuracies)
-        print(f"{record.run_id:<40} {record.state:<10} {record.seconds:8.1f} s  {accuracies}")
+        curve = f"{run.curve} {sparkline(run.values, 20)}" if run.values else ""
+        print(f"{record.run_id:<40} {record.state:<10} {record.seconds:8.1f} s  {accuracies:<36}  {curve}".rstrip())
     return 0
 
 

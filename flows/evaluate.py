@@ -16,6 +16,7 @@ from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.stages.plan import evaluations_alone
 from tasks.bootstrap import bootstrap
 from tasks.evaluate import evaluate
+from tasks.pages import listing
 from tasks.provision import provision
 from tasks.report import report
 from tasks.run import recording
@@ -58,6 +59,7 @@ def _evaluated(config: PipelineConfig, against: str | None) -> RunRecord:
     if not stages.evaluate:
         raise BadInput("data.heldout: is required to evaluate")
     with (
+        listing(store, outputs_of(config)),
         recording(config, stages, store, flow_run.id) as run,
         provision(config.machine, stages, store, run) as machine,
     ):

@@ -16,6 +16,7 @@ from rollouts_core.observe.run_records import RunRecord
 from tasks.bootstrap import bootstrap
 from tasks.dpo import dpo
 from tasks.evaluate import evaluate
+from tasks.pages import listing, pages
 from tasks.provision import provision
 from tasks.push import push
 from tasks.report import report
@@ -43,9 +44,12 @@ def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) 
     """
     end_with_worker()
     stages, store = check_inputs(config, start_again_from), store_of(config)
+    outputs = outputs_of(config)
     with (
+        listing(store, outputs),
         recording(config, stages, store, flow_run.id, start_again_from) as run,
-        tracking(config, run.run_id, outputs_of(config)),
+        pages(config, run, store, outputs),
+        tracking(config, run.run_id, outputs),
         provision(config.machine, stages, store, run) as machine,
     ):
         show_plan(stages, store, config.machine)
@@ -62,7 +66,7 @@ def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) 
             evaluate(point, stages.after_training, data, machine)
         for evaluated in beside:
             evaluated.result()
-        results = sync(stages, policy, machine, config.results, outputs_of(config))
+        results = sync(stages, policy, machine, config.results, outputs)
         record = report(config, stages, machine, results)
         if config.results.hub:
             push(config, machine, results)

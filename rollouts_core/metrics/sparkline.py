@@ -9,13 +9,18 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` characters, each the mean of as many values as the others, give or take one; numbers that are
-    infinite or none are left out. A curve that does not change is a line in the middle."""
-    values = [value for value in values if isfinite(value)]
-    count = min(width, len(values))
-    edges = [round(place * len(values) / count) for place in range(count + 1)] if count else []
-    means = [fmean(values[begin:end]) for begin, end in pairwise(edges)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    """At most `width` characters. A curve that does not change is a line in the middle."""
+    drawn = means(values, width)
+    low, high = min(drawn, default=0.0), max(drawn, default=0.0)
     if low == high:
-        return BARS[len(BARS) // 2] * count
-    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / (high - low) * len(BARS)))] for mean in means)
+        return BARS[len(BARS) // 2] * len(drawn)
+    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / (high - low) * len(BARS)))] for mean in drawn)
+
+
+def means(values: Sequence[float], most: int) -> list[float]:
+    """At most so many, each the mean of as many values as the others, give or take one; numbers that are infinite or
+    none are left out."""
+    finite = [value for value in values if isfinite(value)]
+    count = min(most, len(finite))
+    edges = [round(place * len(finite) / count) for place in range(count + 1)] if count else []
+    return [fmean(finite[begin:end]) for begin, end in pairwise(edges)]

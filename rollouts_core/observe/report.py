@@ -64,13 +64,18 @@ def write_report(
     evaluated: Sequence[Evaluated],
     compared: Sequence[Compared],
     against: Against | None = None,
+    live: bool = False,
 ) -> Path:
-    """Write `report.html` into a run's results; beside another run, `report-against-<its id>.html`."""
+    """Write `report.html` into a run's results; beside another run, `report-against-<its id>.html`.
+
+    A `live` one is loaded again by itself where a server serves it.
+    """
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     charts = charts_of(results, against.results if against else None)
     points = [accuracy.point for accuracy in record.accuracies]
     page = environment.get_template("report.html.j2").render(
         record=record,
+        live=live,
         against=against,
         points=[name_of(point) for point in points],
         charts=_embedded([asdict(chart) for chart in charts]),

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 FILE = "index.sqlite"
-VERSION = 1
+VERSION = 2
 BUSY_SECONDS = 30.0
 SCHEMA = """
 CREATE TABLE artifacts (
@@ -24,6 +24,7 @@ CREATE TABLE features (kind TEXT, name TEXT, position INTEGER, PRIMARY KEY (kind
 CREATE TABLE runs (
     place TEXT, name TEXT, stamp TEXT, flow_run_id TEXT, started_at TEXT, record BLOB, PRIMARY KEY (place, name));
 CREATE INDEX runs_by_flow_run ON runs (flow_run_id);
+CREATE TABLE curves (place TEXT, name TEXT, stamp TEXT, curve TEXT, points TEXT, PRIMARY KEY (place, name));
 CREATE TABLE marks (place TEXT PRIMARY KEY, mark TEXT);
 """
 Row = tuple[object, ...]

@@ -1,0 +1,63 @@
+"""Runs as lists show them: state, accuracies and a small curve of each.
+
+Decision: a curve is read from the run's metrics once, and remembered until they change (see `store.remembered`).
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rollouts_core.metrics.loggers import read_jsonl
+from rollouts_core.metrics.sparkline import means
+from rollouts_core.observe.run_list import list_runs
+from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.store.remembered import Row, bring_up_to_date, remembered, stamp_of
+
+POINTS = 40
+CURVES = {"rl": "reward", "dpo": "rewards/accuracies", "sft": "loss"}
+"""What is drawn of a run: of the last training that it has."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    record: RunRecord
+    curve: str
+    """What it is of; empty where there is none."""
+    values: tuple[float, ...]
+
+
+def listed_runs(home: Path, outputs: Path, most: int | None = None) -> list[Listed]:
+    """The latest first, at most so many. `outputs`: where runs have their results, below their ids."""
+    records = list_runs(home)[:most]
+    stamps = {record.run_id: stamp for record in records if (stamp := _stamp(outputs / record.run_id))}
+    with remembered(home) as memory:
+        place = str(outputs.resolve())
+        bring_up_to_date(memory, "curves", place, stamps, partial(_read, outputs), whole=False)
+        rows = memory.execute("SELECT name, curve, points FROM curves WHERE place = ?", (place,)).fetchall()
+    curves: Mapping[str, tuple[str, str]] = {name: (curve, points) for name, curve, points in rows}
+    found = []
+    for record in records:
+        curve, points = curves.get(record.run_id, ("", "[]"))
+        found.append(Listed(record, curve, tuple(json.loads(points))))
+    return found
+
+
+def _stamp(results: Path) -> str:
+    """Of the metrics that are drawn; empty where there are none."""
+    for training in CURVES:
+        path = results / f"{training}_metrics.jsonl"
+        if path.is_file():
+            return f"{training} {stamp_of(path.stat())} {path.stat().st_size}"
+    return ""
+
+
+def _read(outputs: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
+    for name in names:
+        for training, metric in CURVES.items():
+            path = outputs / name / f"{training}_metrics.jsonl"
+            if path.is_file():
+                values = [record[metric] for record in read_jsonl(path) if metric in record]
+                yield name, (f"{training} {metric}", json.dumps(means(values, POINTS)))
+                break
