@@ -25,7 +25,7 @@ from infra.machines.machine import Machine, Offsets
 from infra.provisioning.provision import reach_machine
 from rollouts_core.metrics.sparkline import sparkline
 from rollouts_core.observe.run_list import find_run
-from rollouts_core.observe.run_records import RunRecord
+from rollouts_core.observe.run_records import RunRecord, seconds_so_far
 
 LOOK_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
@@ -138,4 +138,5 @@ def _speeds(seen: _Seen) -> str:
 
 
 def _age(record: RunRecord) -> str:
-    return f"{record.seconds:.0f} s" if record.seconds < 90 else f"{record.seconds / 60:.0f} min"
+    seconds = seconds_so_far(record)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

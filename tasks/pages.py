@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rollouts_core.config import PipelineConfig
@@ -17,6 +18,7 @@ from rollouts_core.config.loading import to_data
 from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.observe.index_page import write_index
 from rollouts_core.observe.report import write_report
+from rollouts_core.observe.run_records import seconds_so_far
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.store import Store
 from tasks.events import StageChanged, StageProgress, logger
@@ -87,7 +89,8 @@ class _Pages(logging.Handler):
     def _write(self, live: bool) -> None:
         self._written = time.monotonic()
         self._results.mkdir(parents=True, exist_ok=True)
-        write_report(self._run.record, self._results, self._config, [], [], live=live)
+        record = replace(self._run.record, seconds=seconds_so_far(self._run.record))
+        write_report(record, self._results, self._config, [], [], live=live)
         write_index(self._store.home, self._outputs)
 
 

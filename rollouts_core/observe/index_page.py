@@ -14,6 +14,7 @@ from markupsafe import Markup
 from rollouts_core.observe.assets import asset
 from rollouts_core.observe.evaluations import name_of
 from rollouts_core.observe.listed import Listed, listed_runs
+from rollouts_core.observe.run_records import seconds_so_far
 
 MOST = 500
 
@@ -43,7 +44,7 @@ def _row(listed: Listed, outputs: Path) -> dict[str, object]:
         "name": record.name,
         "state": record.state,
         "started": record.started_at[:19].replace("T", " "),
-        "seconds": record.seconds,
+        "seconds": seconds_so_far(record),
         "accuracies": [
             [
                 name_of(entry.point),

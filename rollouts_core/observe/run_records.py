@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -66,6 +67,13 @@ class RunRecord:
 
 
 _adapter, _several = TypeAdapter(RunRecord), TypeAdapter(list[RunRecord])
+
+
+def seconds_so_far(record: RunRecord) -> float:
+    """Of a run under way since its start: its record says only how long it had run at its last change."""
+    if record.state != "Running":
+        return record.seconds
+    return (datetime.now(UTC) - datetime.fromisoformat(record.started_at)).total_seconds()
 
 
 def encode_record(record: RunRecord, indent: int | None = None) -> bytes:
