@@ -1,7 +1,7 @@
 """From an artifact back to everything it was made from: artifacts, data files, revisions, configs, commits."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.observe.run_list import runs_with
@@ -30,8 +30,10 @@ class Ancestor:
 
 def lineage(store: Store, name: str) -> Ancestor:
     """Raises `BadInput` when there is no such artifact."""
+    keys: dict[str, str] = {}
     with open_index(store) as index:
-        return _ancestor("", find_manifest(store, name), store, index)
+        tree = _ancestor("", find_manifest(store, name), store, index, keys)
+    return _with_runs(tree, keys, runs_with(store, keys.values()))
 
 
 def tree_lines(ancestor: Ancestor, depth: int = 0) -> Iterator[str]:
@@ -49,13 +51,20 @@ def tree_lines(ancestor: Ancestor, depth: int = 0) -> Iterator[str]:
         yield from tree_lines(parent, depth + 1)
 
 
-def _ancestor(role: str, manifest: Manifest, store: Store, index: ArtifactIndex) -> Ancestor:
+def _ancestor(role: str, manifest: Manifest, store: Store, index: ArtifactIndex, keys: dict[str, str]) -> Ancestor:
+    """Without runs. `keys` gets the key of each artifact by its directory."""
     made, name = manifest.provenance, manifest.artifact.directory
+    keys[name] = manifest.artifact.key
     outside = {role: {**made.external[role], "place": made.places.get(role, "")} for role in made.external}
     known, inputs = index.of_keys(made.inputs.values()), []
     for of, key in made.inputs.items():
         parent = manifest_of(known[key], store) if key in known else None
         gone = Ancestor(of, key[:16], "", None, 0, {}, (), ())
-        inputs.append(_ancestor(of, parent, store, index) if parent else gone)
-    used_by = runs_with(store, manifest.artifact.key)
-    return Ancestor(role, name, made.started_at, made.git_commit, made.version, outside, used_by, inputs)
+        inputs.append(_ancestor(of, parent, store, index, keys) if parent else gone)
+    return Ancestor(role, name, made.started_at, made.git_commit, made.version, outside, (), inputs)
+
+
+def _with_runs(ancestor: Ancestor, keys: Mapping[str, str], runs: Mapping[str, Sequence[str]]) -> Ancestor:
+    inputs = [_with_runs(parent, keys, runs) for parent in ancestor.inputs]
+    used_by = runs[keys[ancestor.artifact]] if ancestor.artifact in keys else ()
+    return replace(ancestor, runs=used_by, inputs=inputs)

@@ -40,13 +40,12 @@ def all_runs(store: Store) -> list[RunRecord]:
     return sorted(here + others, key=lambda record: record.started_at, reverse=True)
 
 
-def runs_with(store: Store, key: str) -> list[str]:
-    """The ids of all runs whose plan has an artifact of this key, the latest first."""
+def runs_with(store: Store, keys: Collection[str]) -> dict[str, list[str]]:
+    """By each key, the ids of all runs whose plan has an artifact of it, the latest first."""
+    query = "SELECT name FROM runs WHERE instr(record, CAST(? AS BLOB)) ORDER BY started_at DESC"
     with _runs(store.home, store) as memory:
-        rows = memory.execute(
-            "SELECT record FROM runs WHERE instr(record, CAST(? AS BLOB)) ORDER BY started_at DESC", (key,)
-        )
-        return list(dict.fromkeys(decode_record(content).run_id for (content,) in rows))
+        found = {key: memory.execute(query, (key,)).fetchall() for key in keys}
+    return {key: list(dict.fromkeys(_run_id(name) for (name,) in rows)) for key, rows in found.items()}
 
 
 def find_run(home: Path, run_id: str) -> RunRecord:
@@ -112,6 +111,11 @@ def _shared(objects: Objects, names: Collection[str]) -> Iterator[tuple[str, Row
     for name, content in objects.read_many(list(names)).items():
         with suppress(ValueError):
             yield name, _columns(content)
+
+
+def _run_id(name: str) -> str:
+    """Of a directory's name here, or of a shared store's object."""
+    return name.removeprefix("runs/").removesuffix(".json")
 
 
 def _columns(content: bytes) -> Row:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollouts_core.config.schema import leaves
 from rollouts_core.errors import StoreError
@@ -25,6 +25,10 @@ from rollouts_core.store.elsewhere import machines_seen, manifests_elsewhere, se
 from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.remembered import Row, bring_up_to_date, remembered
 from rollouts_core.store.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 HERE = "store"
 ELSEWHERE = "machine "
@@ -65,6 +69,8 @@ def open_index(store: Store) -> Iterator["ArtifactIndex"]:
 class ArtifactIndex:
     def __init__(self, memory: sqlite3.Connection) -> None:
         self._memory = memory
+        self._compared: dict[str, _Compared] = {}
+        """By kind; those that were asked for."""
 
     def all(self, kind: str | None = None) -> list[Known]:
         """Of a kind, or of all."""
@@ -96,28 +102,46 @@ class ArtifactIndex:
 
     def nearest(self, kind: str, stage: str, features: Mapping[str, str], without: Collection[str]) -> Known | None:
         """Fewest differing features, then the same stage's name, then the latest. `without`: keys that do not count."""
-        rows = [
-            row
-            for row in self._memory.execute(
-                f"SELECT features, {COLUMNS} FROM artifacts WHERE kind = ? ORDER BY started_at DESC, place, name",
-                (kind,),
-            )
-            if row[4] not in without
-        ]
+        compared = self._compared.get(kind) or _compared(self._memory, kind)
+        self._compared[kind] = compared
+        rows = [place for place, row in enumerate(compared.rows) if row[2] not in without]
         if not rows:
             return None
-        import numpy as np
+        import numpy as np  # a tenth of a second that most commands need not wait
 
-        places = _places(self._memory, kind)
-        wanted_F = np.zeros(max(len(places), max(len(row[0]) // 4 for row in rows)), np.uint32)
+        wanted_F = np.zeros(compared.features_AF.shape[1], np.uint32)
         for name, value in features.items():
-            if name in places:
-                wanted_F[places[name]] = _number(value)
-        filled = b"".join(row[0].ljust(wanted_F.nbytes, b"\0") for row in rows)
-        apart_A = (np.frombuffer(filled, np.uint32).reshape(len(rows), -1) != wanted_F).sum(axis=1)
-        closest = np.flatnonzero(apart_A == apart_A.min())
-        named = next((row for row in closest if rows[row][2] == stage), closest[0])
-        return _known(rows[int(named)][1:])
+            if name in compared.places:
+                wanted_F[compared.places[name]] = _number(value)
+        apart_A = (compared.features_AF[rows] != wanted_F).sum(axis=1)
+        closest = [compared.rows[rows[place]] for place in np.flatnonzero(apart_A == apart_A.min())]
+        chosen = next((row for row in closest if row[3] == stage), closest[0])
+        query = f"SELECT {COLUMNS} FROM artifacts WHERE place = ? AND name = ?"
+        return _known(self._memory.execute(query, chosen[:2]).fetchone())
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The artifacts of a kind, the latest first."""
+
+    rows: Sequence[tuple[str, str, str, str]]
+    """Place, name, key and stage."""
+    features_AF: "npt.NDArray[np.uint32]"
+    places: Mapping[str, int]
+    """Feature to column."""
+
+
+def _compared(memory: sqlite3.Connection, kind: str) -> _Compared:
+    import numpy as np
+
+    found = memory.execute(
+        "SELECT place, name, key, stage, features FROM artifacts WHERE kind = ? ORDER BY started_at DESC, place, name",
+        (kind,),
+    ).fetchall()
+    places = _places(memory, kind)
+    joined = b"".join(row[4].ljust(4 * len(places), b"\0") for row in found)
+    features_AF = np.frombuffer(joined, np.uint32).reshape(len(found), len(places))
+    return _Compared([row[:4] for row in found], features_AF, places)
 
 
 COLUMNS = "place, stage, kind, key, started_at, seconds, size, node, device, work, inputs"
