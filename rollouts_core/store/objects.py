@@ -84,6 +84,8 @@ class LocalObjects:
         return sorted(path.relative_to(self._root).as_posix() for path in found)
 
     def stamps(self, prefix: str) -> dict[str, str]:
+        if not (self._root / prefix).is_dir():
+            return {}
         with os.scandir(self._root / prefix) as entries:
             return {f"{prefix}/{entry.name}": stamp_of(entry.stat()) for entry in entries if entry.is_file()}
 

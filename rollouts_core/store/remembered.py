@@ -6,14 +6,18 @@ made anew; where none can be written, it is made in memory.
 """
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+
+from rollouts_core.errors import StoreError
 
 FILE = "index.sqlite"
 VERSION = 2
 BUSY_SECONDS = 30.0
+MIN_FREE_BYTES = 64 * 2**20
 SCHEMA = """
 CREATE TABLE artifacts (
     place TEXT, name TEXT, stamp TEXT, stage TEXT, kind TEXT, key TEXT, started_at TEXT, seconds REAL, size INTEGER,
@@ -32,9 +36,15 @@ Row = tuple[object, ...]
 
 @contextmanager
 def remembered(home: Path) -> Iterator[sqlite3.Connection]:
-    """The memory of a home, with the tables of `SCHEMA`."""
+    """The memory of a home, with the tables of `SCHEMA`. Raises `StoreError` where it turns out to be damaged."""
     with closing(_opened(home / FILE)) as connection:
-        yield connection
+        try:
+            yield connection
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            (home / FILE).unlink(missing_ok=True)
+            raise StoreError(f"{home / FILE} was damaged ({error}) and is deleted: give the command again") from None
 
 
 def forget(home: Path) -> None:
@@ -76,6 +86,10 @@ def stamp_of(status: os.stat_result) -> str:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    """In memory as well where the disk is all but full: `gc` is wanted then most of all."""
+    with suppress(OSError):
+        if shutil.disk_usage(path.parent).free < MIN_FREE_BYTES:
+            return _checked(sqlite3.connect(":memory:"))
     for attempt in ("as it is", "made anew"):
         try:
             if attempt == "made anew":

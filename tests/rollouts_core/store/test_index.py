@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollouts_core.errors import StoreError
+from rollouts_core.store import remembered as remembered_module
 from rollouts_core.store import remote
 from rollouts_core.store.elsewhere import note_elsewhere
 from rollouts_core.store.index import ArtifactIndex, features_of, open_index
 from rollouts_core.store.local import LocalStore
-from rollouts_core.store.manifest import ArtifactId, Manifest
+from rollouts_core.store.manifest import ArtifactId, Manifest, Provenance, encode_manifest
 from rollouts_core.store.remembered import FILE
 from rollouts_core.store.store import Store, open_store
 from tests.rollouts_core.store.artifacts import made_from, put
@@ -83,6 +86,34 @@ def test_where_none_can_be_written_it_is_in_memory(tmp_path: Path) -> None:
     put(store, sft(1), made_from({}))
     (tmp_path / FILE).mkdir()
     assert names(store) == {sft(1).directory}
+
+
+def test_on_a_full_disk_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    put(store, sft(1), made_from({}))
+    monkeypatch.setattr(remembered_module, "MIN_FREE_BYTES", 2**62)
+    assert names(store) == {sft(1).directory}
+    assert not (tmp_path / FILE).exists()
+
+
+def test_damage_that_shows_late_is_told_and_mended_by_the_next_command(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for number in range(200):
+        put_quickly(store, sft(number), made_from({"rate": number}))
+    assert len(names(store)) == 200
+    content = bytearray((tmp_path / FILE).read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 40_000] = b"\x07" * 40_000
+    (tmp_path / FILE).write_bytes(content)
+    with suppress(StoreError):
+        names(store)
+    assert len(names(store)) == 200
+
+
+def put_quickly(store: LocalStore, artifact: ArtifactId, provenance: Provenance) -> None:
+    """Without a lease and without flushing."""
+    directory = store.home / "artifacts" / artifact.directory
+    (directory / "files").mkdir(parents=True)
+    (directory / "manifest.json").write_bytes(encode_manifest(Manifest(artifact, (), provenance)))
 
 
 def test_several_that_come_at_once_all_get_an_answer(tmp_path: Path) -> None:
