@@ -21,13 +21,14 @@ import torch
 
 from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
-from rollouts_core.inference.engine import Completion, GenerationRequest, ModelLimits, shapes_of
+from rollouts_core.inference.engine import GenerationRequest, ModelLimits, shapes_of
 from rollouts_core.inference.replicas import SupervisedServers
 from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport, WeightTransport
 from tests.gpu.engine import apart_from_trainer
 from tests.gpu.rows import tell
 from tests.gpu.speed import SHAPES, SMALL, random_model
+from tests.rollouts_core.inference.test_engines import all_of
 from tests.rollouts_core.models import character_tokenizer
 from tests.servers import running_servers
 
@@ -88,7 +89,7 @@ async def _measure(
                 return
             requests = _requests(model.config.vocab_size, answer, count)
             began = time.perf_counter()
-            made = await _all_of(engine, requests)
+            made = await all_of(engine, requests)
             tell(f"{count} requests", f"{count * answer / (time.perf_counter() - began):,.0f} tokens/s")
             apart = apart_from_trainer(model, requests, made)
             told = f"mean {apart.mean():.2e}, largest {apart.max():.2e} from the trainer's"
@@ -100,18 +101,6 @@ async def _measure(
 def _requests(vocabulary: int, answer: int, count: int) -> list[GenerationRequest]:
     prompts = np.random.default_rng(0).integers(1, vocabulary, (count, PROMPT)).tolist()
     return [GenerationRequest(str(n), tuple(prompt), answer, (), 1.0, n) for n, prompt in enumerate(prompts)]
-
-
-async def _all_of(engine: SGLangEngine, requests: list[GenerationRequest]) -> list[Completion]:
-    found: dict[str, Completion] = {}
-
-    async def ask(request: GenerationRequest) -> None:
-        found[request.request_id] = await engine.generate(request)
-
-    async with anyio.create_task_group() as group:
-        for request in requests:
-            group.start_soon(ask, request)
-    return [found[request.request_id] for request in requests]
 
 
 if __name__ == "__main__":
