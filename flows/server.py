@@ -27,7 +27,7 @@ from prefect.settings import (
 from flows import supervisor
 from flows.found_server import find_server
 from flows.preflight import check_server
-from rollouts_core.errors import RolloutsError
+from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.observe.served import PAGES
 
 START_DEADLINE = 120.0
@@ -48,8 +48,7 @@ def begin_server(outputs: Path | None = None) -> Callable[[], None]:
         return lambda: None
     until_exit = ExitStack()
     atexit.register(until_exit.close)
-    if found := find_server():
-        check_server(found.api)
+    if (found := find_server()) and _answers(found.api):
         if outputs is not None and found.outputs == str(outputs.resolve()):
             os.environ.setdefault(PAGES, found.pages)
         until_exit.enter_context(temporary_settings({PREFECT_API_URL: found.api}))
@@ -64,6 +63,14 @@ def begin_server(outputs: Path | None = None) -> Callable[[], None]:
     settings = {PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}  # nobody here looks for lost runs
     until_exit.enter_context(temporary_settings(settings))
     return partial(wait_until_healthy, url, server, log.name)
+
+
+def _answers(url: str) -> bool:
+    try:
+        check_server(url)
+    except BadInput:
+        return False
+    return True
 
 
 def _start(port: int, log: int) -> "subprocess.Popen[bytes]":
