@@ -50,9 +50,9 @@ class StageLog:
         self.progress(step - self._first, self._last - self._first, metrics)
 
     def progress(self, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Tell who follows how far the stage is."""
+        """Tell who follows how far the stage is, with steps counted as in the artifact."""
         place: dict[str, Any] = {"stage": self._stage, "done": done, "total": total}
-        self._followed.log({**place, **(metrics or {})}, done)
+        self._followed.log({**place, **(metrics or {})}, self._first + done)
 
 
 @dataclass(frozen=True)
