@@ -19,7 +19,7 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import from_data, to_data
 from rollouts_core.errors import BadInput
 from tests.conftest import Done
-from tests.flows.test_run import post
+from tests.flows.test_run_results import post
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEMA = TypeAdapter(PipelineConfig).json_schema(ref_template="#/definitions/{model}")
