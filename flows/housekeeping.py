@@ -11,7 +11,8 @@ from rollouts_core.housekeeping.compare import compare_runs
 from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.housekeeping.gc import Removal, collect_garbage
 from rollouts_core.housekeeping.lineage import lineage, tree_lines
-from rollouts_core.observe.run_list import all_runs, runs_beginning
+from rollouts_core.observe.run_list import runs_beginning
+from rollouts_core.store.index import open_index
 from rollouts_core.store.manifest import MANIFEST, ArtifactId, artifact_named
 from rollouts_core.store.pins import pin, pins, unpin
 from rollouts_core.store.store import Store
@@ -98,8 +99,13 @@ def diff_command(options: argparse.Namespace) -> int:
 
 def _published(store: Store) -> list[ArtifactId]:
     """All but those whose upload is under way or was left unfinished, which are no artifacts yet."""
-    names = [name for name in store.directories() if store.objects.read(f"artifacts/{name}/{MANIFEST}") is not None]
-    return [artifact_named(name) for name in names]
+    with open_index(store) as index:
+        known = {entry.artifact.directory for entry in index.all()}
+    return [
+        artifact_named(name)
+        for name in store.directories()
+        if name in known or store.objects.read(f"artifacts/{name}/{MANIFEST}") is not None
+    ]
 
 
 def _artifact(store: Store, name: str) -> ArtifactId:
@@ -109,7 +115,7 @@ def _artifact(store: Store, name: str) -> ArtifactId:
 
 def _pinnable(store: Store, name: str) -> str:
     """A run's id, or an artifact's directory."""
-    runs = runs_beginning(store.home, name) or [r.run_id for r in all_runs(store) if r.run_id.startswith(name)]
+    runs = runs_beginning(store, name)
     if len(runs) == 1:
         return runs[0]
     if any(entry.name == name for entry in pins(store.objects)):

@@ -19,7 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from rollouts_core.observe.run_list import all_runs
+from rollouts_core.errors import StoreError
+from rollouts_core.observe.run_list import all_runs, unreadable_runs
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.store.index import Known, open_index
 from rollouts_core.store.leases import Claim, Holder, holding, is_live_lease, live_leases
@@ -48,7 +49,10 @@ class Removal:
 
 
 def collect_garbage(store: Store, keep_last: int | None, dry_run: bool) -> list[Removal]:
-    """Remove what no kept run needs. Raises `StoreError` when another `gc` does not end within the deadline."""
+    """Remove what no kept run needs.
+
+    Raises `StoreError` when another `gc` does not end within the deadline, or a run's record can't be read.
+    """
     claim = Claim(store.objects, LEASE)
     with holding(claim, DEADLINE, lambda: False, lambda reason: None, lambda reason: None) as lease:
         if not dry_run:
@@ -71,6 +75,11 @@ def wait_for_gc(store: Store) -> None:
 
 def needed_artifacts(store: Store, keep_last: int | None) -> frozenset[str]:
     """The directories of all artifacts that kept runs and pins need."""
+    if unreadable := unreadable_runs(store):
+        raise StoreError(
+            f"the records of {len(unreadable)} runs can't be read: {', '.join(unreadable[:5])}. What they need is not "
+            "known, so nothing is removed. Mend or delete these records first"
+        )
     with open_index(store) as index:
         known = index.all()
     pinned = {pin.name for pin in pins(store.objects)}

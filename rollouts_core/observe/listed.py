@@ -4,6 +4,7 @@ Decision: a curve is read from the run's metrics once, and remembered until they
 """
 
 import json
+import sqlite3
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,11 +31,14 @@ class Listed:
 
 def listed_runs(home: Path, outputs: Path, most: int | None = None) -> list[Listed]:
     """The latest first, at most so many. `outputs`: where runs have their results, below their ids."""
-    records = list_runs(home)[:most]
+    records = list_runs(home, most)
     stamps = {record.run_id: stamp for record in records if (stamp := _stamp(outputs / record.run_id))}
-    with remembered(home) as memory:
-        place = str(outputs.resolve())
-        bring_up_to_date(memory, "curves", place, stamps, partial(_read, outputs), whole=False)
+    place = str(outputs.resolve())
+
+    def look(memory: sqlite3.Connection) -> None:
+        bring_up_to_date(memory, "curves", place, stamps, partial(_read, outputs), tuple, whole=False)
+
+    with remembered(home, look) as memory:
         rows = memory.execute("SELECT name, curve, points FROM curves WHERE place = ?", (place,)).fetchall()
     curves: Mapping[str, tuple[str, str]] = {name: (curve, points) for name, curve, points in rows}
     found = []

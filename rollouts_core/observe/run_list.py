@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rollouts_core.errors import BadInput
-from rollouts_core.observe.run_records import RunRecord, decode_record
+from rollouts_core.observe.run_records import RunRecord, decode_record, is_record
 from rollouts_core.store.locks import is_held
 from rollouts_core.store.objects import Objects
 from rollouts_core.store.remembered import Row, bring_up_to_date, remembered, stamp_of
@@ -21,10 +21,11 @@ from rollouts_core.store.store import Store
 HERE, SHARED = "here", "shared"
 
 
-def list_runs(home: Path) -> list[RunRecord]:
-    """All runs, the latest first."""
+def list_runs(home: Path, most: int | None = None) -> list[RunRecord]:
+    """The runs of this home, the latest first, at most so many."""
+    query = "SELECT record FROM runs WHERE place = ? ORDER BY started_at DESC LIMIT ?"
     with _runs(home) as memory:
-        rows = memory.execute("SELECT record FROM runs WHERE place = ? ORDER BY started_at DESC", (HERE,)).fetchall()
+        rows = memory.execute(query, (HERE, -1 if most is None else most)).fetchall()
     return [_as_it_is(home, decode_record(content)) for (content,) in rows]
 
 
@@ -40,6 +41,14 @@ def all_runs(store: Store) -> list[RunRecord]:
     return sorted(here + others, key=lambda record: record.started_at, reverse=True)
 
 
+def unreadable_runs(store: Store) -> list[str]:
+    """Files and objects that stand for runs, here and in a shared store, and are no records."""
+    with _runs(store.home, store) as memory:
+        known = {name for (name,) in memory.execute("SELECT name FROM runs WHERE place IN (?, ?)", (HERE, SHARED))}
+    there = store.objects.stamps("runs") if store.url is not None else {}
+    return sorted({*_stamps(store.home / "runs"), *there} - known)
+
+
 def runs_with(store: Store, keys: Collection[str]) -> dict[str, list[str]]:
     """By each key, the ids of all runs whose plan has an artifact of it, the latest first."""
     query = "SELECT name FROM runs WHERE instr(record, CAST(? AS BLOB)) ORDER BY started_at DESC"
@@ -48,22 +57,29 @@ def runs_with(store: Store, keys: Collection[str]) -> dict[str, list[str]]:
     return {key: list(dict.fromkeys(_run_id(name) for (name,) in rows)) for key, rows in found.items()}
 
 
-def find_run(home: Path, run_id: str) -> RunRecord:
-    """The run of that id, or the only one whose id begins so. Raises `BadInput` when there is none or several."""
-    with _runs(home) as memory:
-        found = _beginning(memory, run_id)
-    exact = [content for name, content in found if name == run_id]
-    if exact or len(found) == 1:
-        return _as_it_is(home, decode_record(exact[0] if exact else found[0][1]))
+def find_run(home: Path, run_id: str, shared: Store | None = None) -> RunRecord:
+    """The run of that id, or the only one whose id begins so; of a `shared` store as well.
+
+    Raises `BadInput` when there is none or several.
+    """
+    content = _record(home / "runs", run_id)
+    if content is not None:
+        return _as_it_is(home, decode_record(content))
+    with _runs(home, shared) as memory:
+        here, there = _beginning(memory, HERE, run_id), _beginning(memory, SHARED, f"runs/{run_id}") if shared else {}
+    found = {**there, **here}
+    if len(found) == 1:
+        ((name, content),) = found.items()
+        return _as_it_is(home, decode_record(content)) if name in here else decode_record(content)
     if found:
-        raise BadInput(f"{run_id} begins the id of {len(found)} runs: {', '.join(name for name, _ in found[:5])}")
+        raise BadInput(f"{run_id} begins the id of {len(found)} runs: {', '.join(list(found)[:5])}")
     raise BadInput(f"no run {run_id} in the store {home}; `rollouts runs` lists them")
 
 
-def runs_beginning(home: Path, text: str) -> list[str]:
-    """The ids of the runs that begin so."""
-    with _runs(home) as memory:
-        return [name for name, _ in _beginning(memory, text)]
+def runs_beginning(store: Store, text: str) -> list[str]:
+    """The ids of all runs that begin so, here and in a shared store."""
+    with _runs(store.home, store) as memory:
+        return list({**_beginning(memory, HERE, text), **_beginning(memory, SHARED, f"runs/{text}")})
 
 
 def run_of_flow(home: Path, flow_run_id: str) -> RunRecord | None:
@@ -77,20 +93,21 @@ def run_of_flow(home: Path, flow_run_id: str) -> RunRecord | None:
 @contextmanager
 def _runs(home: Path, shared: Store | None = None) -> Iterator[sqlite3.Connection]:
     """The memory, with the runs of the home as they are now, and those of a shared store."""
-    with remembered(home) as memory:
-        bring_up_to_date(memory, "runs", HERE, _stamps(home / "runs"), partial(_records, home / "runs"))
+
+    def look(memory: sqlite3.Connection) -> None:
+        bring_up_to_date(memory, "runs", HERE, _stamps(home / "runs"), partial(_records, home / "runs"), _columns)
         if shared is not None and shared.url is not None:
             read = partial(_shared, shared.objects)
-            bring_up_to_date(memory, "runs", SHARED, shared.objects.stamps("runs"), read)
+            bring_up_to_date(memory, "runs", SHARED, shared.objects.stamps("runs"), read, _columns)
+
+    with remembered(home, look) as memory:
         yield memory
 
 
-def _beginning(memory: sqlite3.Connection, text: str) -> list[tuple[str, bytes]]:
-    rows = memory.execute(
-        "SELECT name, record FROM runs WHERE place = ? AND name BETWEEN ? AND ? ORDER BY started_at DESC",
-        (HERE, text, text + "\U0010ffff"),
-    )
-    return rows.fetchall()
+def _beginning(memory: sqlite3.Connection, place: str, text: str) -> dict[str, bytes]:
+    """Run id to record."""
+    query = "SELECT name, record FROM runs WHERE place = ? AND name BETWEEN ? AND ? ORDER BY started_at DESC"
+    return {_run_id(name): record for name, record in memory.execute(query, (place, text, text + "\U0010ffff"))}
 
 
 def _stamps(runs: Path) -> dict[str, str]:
@@ -101,16 +118,22 @@ def _stamps(runs: Path) -> dict[str, str]:
     return found
 
 
-def _records(runs: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    for name in names:
-        with suppress(OSError, ValueError):
-            yield name, _columns((runs / name / "run.json").read_bytes())
+def _records(runs: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    return ((name, content) for name in names if (content := _record(runs, name)) is not None)
 
 
-def _shared(objects: Objects, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    for name, content in objects.read_many(list(names)).items():
-        with suppress(ValueError):
-            yield name, _columns(content)
+def _record(runs: Path, name: str) -> bytes | None:
+    """None where there is none. Of a name that is one directory below `runs`, and nothing else."""
+    if Path(name).name != name:
+        return None
+    with suppress(OSError):
+        content = (runs / name / "run.json").read_bytes()
+        return content if is_record(content) else None
+    return None
+
+
+def _shared(objects: Objects, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    return (found for found in objects.read_many(list(names)).items() if is_record(found[1]))
 
 
 def _run_id(name: str) -> str:

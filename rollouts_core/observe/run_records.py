@@ -1,6 +1,7 @@
 """What is recorded of a run, and read of it again."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -88,3 +89,9 @@ def encode_records(records: Sequence[RunRecord]) -> str:
 def decode_record(content: bytes) -> RunRecord:
     """Raises ValueError when it is none."""
     return _adapter.validate_json(content)
+
+
+def is_record(content: bytes) -> bool:
+    with suppress(ValueError):
+        return bool(decode_record(content))
+    return False

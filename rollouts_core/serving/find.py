@@ -32,8 +32,8 @@ def find_policy(store: Store, name: str) -> FoundPolicy:
     for directory in (Path(name), Path(name) / "policy"):
         if (directory / "config.json").is_file():
             return FoundPolicy(name.rstrip("/"), directory)
-    if runs_beginning(store.home, name):
-        return _of_run(store, find_run(store.home, name))
+    if runs_beginning(store, name):
+        return _of_run(store, find_run(store.home, name, store))
     manifest = manifest_if_any(store, name)
     if manifest is None:
         raise BadInput(

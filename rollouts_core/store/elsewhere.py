@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollouts_core.errors import StoreError
 from rollouts_core.store.manifest import ArtifactId, Manifest, decode_manifest, encode_manifest
-from rollouts_core.store.remembered import stamp_of
+from rollouts_core.store.remembered import stamps_in
 
 FOLDER = "elsewhere"
 
@@ -40,9 +40,8 @@ def seen_on(home: Path, machine: str, artifact: ArtifactId) -> Manifest | None:
 
 def stamps_elsewhere(home: Path, machine: str) -> dict[str, str]:
     """Directory of each artifact that was seen there, with what changes when its file does."""
-    with os.scandir(home / FOLDER / machine) as entries:
-        files = [entry for entry in entries if entry.name.endswith(".json")]
-        return {entry.name.removesuffix(".json"): stamp_of(entry.stat()) for entry in files}
+    there = stamps_in(home / FOLDER / machine)
+    return {name.removesuffix(".json"): stamp for name, stamp in there.items() if name.endswith(".json")}
 
 
 def manifests_elsewhere(home: Path, machine: str, directories: Iterable[str]) -> Iterator[tuple[str, Manifest]]:

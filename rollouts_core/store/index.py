@@ -58,11 +58,7 @@ class Known:
 @contextmanager
 def open_index(store: Store) -> Iterator["ArtifactIndex"]:
     """Brought up to date with the store, and with what was seen on other machines."""
-    with remembered(store.home) as memory:
-        _look(memory, store)
-        for machine in machines_seen(store.home):
-            read = partial(manifests_elsewhere, store.home, machine)
-            _update(memory, ELSEWHERE + machine, stamps_elsewhere(store.home, machine), read)
+    with remembered(store.home, partial(_look, store)) as memory:
         yield ArtifactIndex(memory)
 
 
@@ -72,10 +68,8 @@ class ArtifactIndex:
         self._compared: dict[str, _Compared] = {}
         """By kind; those that were asked for."""
 
-    def all(self, kind: str | None = None) -> list[Known]:
-        """Of a kind, or of all."""
-        where, given = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        return [_known(row) for row in self._memory.execute(f"SELECT {COLUMNS} FROM artifacts {where}", given)]
+    def all(self) -> list[Known]:
+        return [_known(row) for row in self._memory.execute(f"SELECT {COLUMNS} FROM artifacts")]
 
     def worked(self) -> list[Known]:
         """Those in the store whose work is known."""
@@ -167,45 +161,42 @@ def features_of(
     return {**found, "version": str(version)}
 
 
-def _look(memory: sqlite3.Connection, store: Store) -> None:
-    """At the store's own artifacts."""
+def _look(store: Store, memory: sqlite3.Connection) -> None:
+    """At the store's own artifacts, and at those seen elsewhere."""
     ((mark,),) = memory.execute("SELECT max(mark) FROM marks WHERE place = ?", (HERE,)).fetchall()
     published = store.published(mark)
     _update(memory, HERE, published.stamps, store.read_manifests, whole=published.whole)
     if published.mark != mark:
         with memory:
             memory.execute("REPLACE INTO marks VALUES (?, ?)", (HERE, published.mark))
+    for machine in machines_seen(store.home):
+        read = partial(manifests_elsewhere, store.home, machine)
+        _update(memory, ELSEWHERE + machine, stamps_elsewhere(store.home, machine), read)
 
 
 Read = Callable[[Collection[str]], Iterable[tuple[str, Manifest]]]
 
 
 def _update(memory: sqlite3.Connection, place: str, stamps: Mapping[str, str], read: Read, whole: bool = True) -> None:
-    def rows(names: Collection[str]) -> Iterator[tuple[str, Row]]:
-        for name, manifest in read(names):
-            yield name, _columns(memory, manifest)
+    def columns(manifest: Manifest) -> Row:
+        artifact, made = manifest.artifact, manifest.provenance
+        kind = artifact.stage.partition("-")[0]
+        features = features_of(made.version, made.spec, made.inputs, made.external)
+        return (
+            artifact.stage, kind, artifact.key, made.started_at, made.seconds, sum(e.size for e in manifest.files),
+            made.host.get("node", ""), made.host.get("device", ""), made.used.get("work", 0.0), json.dumps(made.inputs),
+            _numbers(memory, kind, features),
+        )  # fmt: skip
 
-    bring_up_to_date(memory, "artifacts", place, stamps, rows, whole=whole)
-
-
-def _columns(memory: sqlite3.Connection, manifest: Manifest) -> Row:
-    artifact, made = manifest.artifact, manifest.provenance
-    kind = artifact.stage.partition("-")[0]
-    features = features_of(made.version, made.spec, made.inputs, made.external)
-    return (
-        artifact.stage, kind, artifact.key, made.started_at, made.seconds, sum(e.size for e in manifest.files),
-        made.host.get("node", ""), made.host.get("device", ""), made.used.get("work", 0.0), json.dumps(made.inputs),
-        _numbers(memory, kind, features),
-    )  # fmt: skip
+    bring_up_to_date(memory, "artifacts", place, stamps, read, columns, whole=whole)
 
 
 def _numbers(memory: sqlite3.Connection, kind: str, features: Mapping[str, str]) -> bytes:
     """Each feature's number at the feature's place, which new ones get behind the others."""
     places = _places(memory, kind)
-    for name in features:
-        if name not in places:
-            places[name] = len(places)
-            memory.execute("REPLACE INTO features VALUES (?, ?, ?)", (kind, name, places[name]))
+    for name in features.keys() - places.keys():
+        places[name] = len(places)
+        memory.execute("INSERT INTO features VALUES (?, ?, ?)", (kind, name, places[name]))
     numbers = array("I", [ABSENT] * (1 + max(places[name] for name in features)))
     for name, value in features.items():
         numbers[places[name]] = _number(value)

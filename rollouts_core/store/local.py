@@ -41,7 +41,7 @@ from rollouts_core.store.manifest import (
     list_files,
 )
 from rollouts_core.store.objects import LocalObjects
-from rollouts_core.store.remembered import stamp_of
+from rollouts_core.store.remembered import stamps_in
 
 ARRIVING = ".from-"
 """In a name below `staging/`: an artifact that is on its way from the machine named behind it."""
@@ -78,11 +78,7 @@ class LocalStore:
                 yield name, self._read(self.home / "artifacts" / name)
 
     def published(self, since: str | None) -> Published:
-        try:
-            with os.scandir(self.home / "artifacts") as entries:
-                return Published({entry.name: stamp_of(entry.stat()) for entry in entries if entry.is_dir()})
-        except FileNotFoundError:
-            return Published({})
+        return Published(stamps_in(self.home / "artifacts"))
 
     def open(self, artifact: ArtifactId) -> Path:
         if not self.has(artifact):

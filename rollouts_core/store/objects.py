@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from rollouts_core.errors import BadInput, StoreUnavailable
-from rollouts_core.store.remembered import stamp_of
+from rollouts_core.store.remembered import stamps_in
 
 S3_SETTINGS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"mode": "standard", "max_attempts": 8}}
 """Seconds, and attempts with exponential backoff: about two minutes of an unreachable store are waited out."""
@@ -84,10 +84,7 @@ class LocalObjects:
         return sorted(path.relative_to(self._root).as_posix() for path in found)
 
     def stamps(self, prefix: str) -> dict[str, str]:
-        if not (self._root / prefix).is_dir():
-            return {}
-        with os.scandir(self._root / prefix) as entries:
-            return {f"{prefix}/{entry.name}": stamp_of(entry.stat()) for entry in entries if entry.is_file()}
+        return {f"{prefix}/{name}": stamp for name, stamp in stamps_in(self._root / prefix).items()}
 
     def delete(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
@@ -152,35 +149,28 @@ class RemoteObjects:
         if not names:
             return {}
         try:
-            found = self.fs.cat([self.path(name) for name in names], on_error="omit")
+            found = self.fs.cat([self.path(name) for name in names], on_error="return")
+        except FileNotFoundError:  # of one name alone
+            return {}
         except Exception as error:
             raise self.unavailable(error) from error
         contents = found if isinstance(found, dict) else {self.path(names[0]): found}
-        return {self._name(path): content for path, content in contents.items()}
+        for content in contents.values():
+            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                raise self.unavailable(content) from content
+        return {self._name(path): content for path, content in contents.items() if isinstance(content, bytes)}
 
     def names(self, prefix: str) -> list[str]:
         return sorted(self.sizes(prefix))
 
     def folders(self, prefix: str) -> list[str]:
         """The names directly below a directory, without what is in them."""
-        try:
-            found = self.fs.ls(self.path(prefix), detail=False)
-        except FileNotFoundError:
-            return []
-        except Exception as error:
-            raise self.unavailable(error) from error
-        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+        return sorted(details["name"].rstrip("/").rpartition("/")[2] for details in self._listed(prefix))
 
     def stamps(self, prefix: str) -> dict[str, str]:
-        try:
-            found = self.fs.ls(self.path(prefix), detail=True)
-        except FileNotFoundError:
-            return {}
-        except Exception as error:
-            raise self.unavailable(error) from error
         return {
             self._name(details["name"]): str(details.get("ETag") or (details.get("LastModified"), details["size"]))
-            for details in found
+            for details in self._listed(prefix)
             if details["type"] == "file"
         }
 
@@ -205,6 +195,15 @@ class RemoteObjects:
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"store {self.place}: {type(error).__name__}: {error}")
+
+    def _listed(self, prefix: str) -> list[dict[str, Any]]:
+        """What fsspec tells of everything directly below a directory."""
+        try:
+            return list(self.fs.ls(self.path(prefix), detail=True))
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise self.unavailable(error) from error
 
     def _name(self, path: str) -> str:
         return path.removeprefix("/" if not self._root.startswith("/") else "").removeprefix(self._root + "/")

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from rollouts_core.errors import StoreError
 
@@ -31,13 +32,23 @@ CREATE INDEX runs_by_flow_run ON runs (flow_run_id);
 CREATE TABLE curves (place TEXT, name TEXT, stamp TEXT, curve TEXT, points TEXT, PRIMARY KEY (place, name));
 CREATE TABLE marks (place TEXT PRIMARY KEY, mark TEXT);
 """
+AT_ONCE = 500
+"""Rows that are read, and then written, together."""
 Row = tuple[object, ...]
+T = TypeVar("T")
+
+
+Update = Callable[[sqlite3.Connection], object]
 
 
 @contextmanager
-def remembered(home: Path) -> Iterator[sqlite3.Connection]:
-    """The memory of a home, with the tables of `SCHEMA`. Raises `StoreError` where it turns out to be damaged."""
-    with closing(_opened(home / FILE)) as connection:
+def remembered(home: Path, update: Update = lambda memory: None) -> Iterator[sqlite3.Connection]:
+    """The memory of a home, with the tables of `SCHEMA`, once `update` has brought it up to date.
+
+    Where the file can't be locked, read or written, that is done in memory. Raises `StoreError` where the file turns
+    out to be damaged later.
+    """
+    with closing(_up_to_date(home / FILE, update)) as connection:
         try:
             yield connection
         except sqlite3.OperationalError:
@@ -59,25 +70,41 @@ def bring_up_to_date(
     table: str,
     place: str,
     stamps: Mapping[str, str],
-    read: Callable[[Collection[str]], Iterable[tuple[str, Row]]],
+    read: Callable[[Collection[str]], Iterable[tuple[str, T]]],
+    columns: Callable[[T], Row],
     *,
     whole: bool = True,
 ) -> None:
     """Make the table's rows of a place those of `stamps`, by name.
 
-    `read` gives names that are new or have another stamp with the columns behind the stamp; those that can't be read
-    are left out. Unless `stamps` are the `whole` of the place, what they do not name stays.
+    `read` gives what is at names that are new or have another stamp; what can't be read is left out. `columns` makes of
+    each the columns behind the stamp, while the table is locked: reading may take long, and others ask as well. Unless
+    `stamps` are the `whole` of the place, what they do not name stays.
     """
     known = dict(memory.execute(f"SELECT name, stamp FROM {table} WHERE place = ?", (place,)))
     fresh = [name for name, stamp in stamps.items() if known.get(name) != stamp]
     gone = [name for name in known if name not in stamps] if whole else []
-    if not fresh and not gone:
-        return
-    rows = [(place, name, stamps[name], *columns) for name, columns in read(fresh)] if fresh else []
-    with memory:
-        memory.executemany(f"DELETE FROM {table} WHERE place = ? AND name = ?", ((place, n) for n in [*gone, *fresh]))
-        if rows:
-            memory.executemany(f"REPLACE INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    for begin in range(0, max(len(gone), len(fresh)), AT_ONCE):
+        left, part = gone[begin : begin + AT_ONCE], fresh[begin : begin + AT_ONCE]
+        there = list(read(part)) if part else []
+        with memory:
+            memory.execute("BEGIN IMMEDIATE")
+            memory.executemany(
+                f"DELETE FROM {table} WHERE place = ? AND name = ?", ((place, name) for name in [*left, *part])
+            )
+            rows = [(place, name, stamps[name], *columns(found)) for name, found in there]
+            if rows:
+                memory.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+
+def stamps_in(directory: Path) -> dict[str, str]:
+    """Name to stamp of all that stands in a directory; nothing where there is none. What goes meanwhile is left out."""
+    found = {}
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                found[entry.name] = stamp_of(entry.stat())
+    return found
 
 
 def stamp_of(status: os.stat_result) -> str:
@@ -85,36 +112,38 @@ def stamp_of(status: os.stat_result) -> str:
     return f"{status.st_ino} {status.st_mtime_ns}"
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _up_to_date(path: Path, update: Update) -> sqlite3.Connection:
     """In memory as well where the disk is all but full: `gc` is wanted then most of all."""
     with suppress(OSError):
         if shutil.disk_usage(path.parent).free < MIN_FREE_BYTES:
-            return _checked(sqlite3.connect(":memory:"))
-    for attempt in ("as it is", "made anew"):
+            return _updated(":memory:", update)
+    with suppress(sqlite3.OperationalError, OSError):
         try:
-            if attempt == "made anew":
-                path.unlink(missing_ok=True)
-            return _checked(sqlite3.connect(path, timeout=BUSY_SECONDS))
-        except (sqlite3.DatabaseError, OSError):
-            continue
-    return _checked(sqlite3.connect(":memory:"))
+            return _updated(path, update)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:  # damaged
+            path.unlink(missing_ok=True)
+            return _updated(path, update)
+    return _updated(":memory:", update)
 
 
-def _checked(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """With the tables of today. Raises `sqlite3.DatabaseError` where it can't have them."""
+def _updated(place: Path | str, update: Update) -> sqlite3.Connection:
+    connection = sqlite3.connect(place, timeout=BUSY_SECONDS)
     try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != VERSION:
-            _make(connection)
+        _make_tables(connection)
         connection.execute("PRAGMA synchronous = OFF")
+        update(connection)
         return connection
-    except sqlite3.DatabaseError:
+    except BaseException:
         connection.close()
         raise
 
 
-def _make(connection: sqlite3.Connection) -> None:
-    """Alone: of two that come at once, the second finds the first one's tables."""
+def _make_tables(connection: sqlite3.Connection) -> None:
+    """Those of today, unless they are there. Of two that come at once, the second finds the first one's."""
+    if connection.execute("PRAGMA user_version").fetchone() == (VERSION,):
+        return
     with connection:
         connection.execute("BEGIN EXCLUSIVE")
         if connection.execute("PRAGMA user_version").fetchone() == (VERSION,):

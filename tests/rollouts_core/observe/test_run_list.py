@@ -51,7 +51,7 @@ def test_a_run_is_found_by_how_its_id_begins(pipeline_config: PipelineConfig, tm
     store = open_store(tmp_path)
     one, other = (open_run(store, replace(pipeline_config, name=name), [], None) for name in ("first", "second"))
     assert find_run(tmp_path, "fi").run_id == one.run_id
-    assert runs_beginning(tmp_path, "s") == [other.run_id]
+    assert runs_beginning(store, "s") == [other.run_id]
     with pytest.raises(BadInput, match="begins the id of 2 runs"):
         find_run(tmp_path, "")
     with pytest.raises(BadInput, match="no run third"):
@@ -73,4 +73,8 @@ def test_runs_of_other_homes_are_seen_in_a_shared_store(
     run = open_run(here, pipeline_config, [], None)
     for state in ("Running", "Completed"):
         assert [(record.run_id, record.state) for record in all_runs(there)] == [(run.run_id, state)]
+        assert find_run(there.home, run.run_id[:5], there).run_id == run.run_id
+        assert runs_beginning(there, run.run_id[:5]) == [run.run_id]
+        with pytest.raises(BadInput, match="no run"):
+            find_run(there.home, run.run_id)
         run.end("Completed")
