@@ -42,7 +42,7 @@ def print_logs(options: argparse.Namespace) -> int:
             with reach_machine(job.machine, store) as machine:
                 for line in _lines(machine, job, options.follow):
                     print(json.dumps({"stage": job.stage, "line": line}) if options.json else line, flush=True)
-        record = find_run(store.home, options.run)
+        record = find_run(store.home, record.run_id)
         more = [job for job in jobs_of(record, options.stage) if (job.machine, job.job) not in told]
         if not more and (not options.follow or record.state != "Running"):
             return 0

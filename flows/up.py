@@ -23,11 +23,12 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from flows import supervisor
 from flows.deployments import POOL, deployments_of, read_configs, register, write_prefect_yaml
 from flows.found_server import UpServer, announced
-from flows.preflight import outputs_of
+from flows.preflight import outputs_of, store_of
 from flows.server import free_port, stop, wait_until_healthy
 from flows.worker_runs import cancel_runs, tell_lost_runs
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.observe.served import PAGES
+from tasks.pages import write_list
 
 LOOK_SECONDS = 0.5
 LOOPBACK = ("--host", "127.0.0.1")
@@ -47,6 +48,7 @@ def up_command(options: argparse.Namespace) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     outputs = outputs_of(next(iter(configs.values())))
     outputs.mkdir(parents=True, exist_ok=True)
+    write_list(store_of(next(iter(configs.values()))), outputs)
     environment = {**os.environ, **_settings(url), PAGES: pages}
     environment.pop("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", None)  # of this command; the logs of these are files
     with ExitStack() as running:

@@ -51,22 +51,24 @@ class _Followed:
 
 @dataclass
 class _Seen:
-    """What the jobs of a run have told: all records of each training, and how far each stage is."""
+    """What the jobs of a run have told: what is shown of each training's steps, and how far each stage is."""
 
-    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    records: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, record: dict[str, Any]) -> None:
         stage = record["stage"]
         self.progress[stage] = record["done"], record["total"]
         training = stage.partition("-")[0]
-        if training in CURVES and len(record) > len(("step", "stage", "done", "total")):
-            self.records.setdefault(training, []).append(record)
+        shown = {name: record[name] for name in (*CURVES.get(training, ()), *SPEEDS) if name in record}
+        if shown:
+            self.records.setdefault(training, []).append(shown)
 
 
 def watch_command(options: argparse.Namespace) -> int:
     """Until the run has ended. With --json each record of metrics is a line."""
     store = store_named(options.store)
+    record = find_run(store.home, options.run)
     console, seen = Console(highlight=False), _Seen()
     screen = has_screen(console) and not options.json
     followed: dict[tuple[str, str], _Followed] = {}
@@ -74,7 +76,6 @@ def watch_command(options: argparse.Namespace) -> int:
     with ExitStack() as open_machines:
         live = open_machines.enter_context(Live(console=console, auto_refresh=False)) if screen else None
         while True:
-            record = find_run(store.home, options.run)
             for job in jobs_of(record):
                 if (name := (job.machine, job.job)) not in followed:
                     machine = open_machines.enter_context(reach_machine(job.machine, store))
@@ -92,6 +93,7 @@ def watch_command(options: argparse.Namespace) -> int:
             if record.state != "Running":
                 break
             time.sleep(LOOK_SECONDS)
+            record = find_run(store.home, record.run_id)
     if not options.json:
         print_record(record)
     return 0
@@ -133,7 +135,7 @@ def _line(record: RunRecord, seen: _Seen) -> str:
 
 def _speeds(seen: _Seen) -> str:
     """Of the last step of the training under way."""
-    last: Sequence[dict[str, Any]] = [*seen.records.values()][-1][-1:] if seen.records else []
+    last: Sequence[dict[str, float]] = [*seen.records.values()][-1][-1:] if seen.records else []
     return "  ".join(f"{name} {entry[name]:.4g}" for entry in last for name in SPEEDS if name in entry)
 
 

@@ -24,6 +24,8 @@ from rollouts_core.store.store import Store
 from tasks.events import StageChanged, StageProgress, logger
 
 WRITE_SECONDS = 10.0
+SHARE = 0.05
+"""Of the time, at most, that goes into writing."""
 TRAININGS = ("sft", "dpo", "rl")
 
 
@@ -33,7 +35,12 @@ def listing(store: Store, outputs: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _or_warn("outputs/index.html", lambda: write_index(store.home, outputs))
+        write_list(store, outputs)
+
+
+def write_list(store: Store, outputs: Path) -> None:
+    """Warns where it can't be written."""
+    _or_warn("outputs/index.html", lambda: write_index(store.home, outputs))
 
 
 @contextmanager
@@ -57,7 +64,7 @@ class _Pages(logging.Handler):
         self._config, self._run, self._store, self._outputs = to_data(config), run, store, outputs
         self._results = outputs / run.run_id
         self._loggers: dict[str, JSONLLogger] = {}
-        self._written = 0.0
+        self._next = 0.0
         shutil.rmtree(self._results, ignore_errors=True)  # of an attempt before, which announced the same
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -76,7 +83,7 @@ class _Pages(logging.Handler):
     def _take(self, event: StageChanged | StageProgress) -> None:
         if isinstance(event, StageProgress) and event.metrics:
             self._keep(event.name.partition("-")[0], event)
-        if time.monotonic() - self._written > WRITE_SECONDS:
+        if time.monotonic() > self._next:
             self._write(live=True)
 
     def _keep(self, training: str, event: StageProgress) -> None:
@@ -87,11 +94,13 @@ class _Pages(logging.Handler):
         self._loggers[training].log(event.metrics, event.step)
 
     def _write(self, live: bool) -> None:
-        self._written = time.monotonic()
+        begun = time.monotonic()
         self._results.mkdir(parents=True, exist_ok=True)
         record = replace(self._run.record, seconds=seconds_so_far(self._run.record))
         write_report(record, self._results, self._config, [], [], live=live)
         write_index(self._store.home, self._outputs)
+        ended = time.monotonic()
+        self._next = ended + max(WRITE_SECONDS, (ended - begun) / SHARE)
 
 
 def _or_warn(what: str, work: Callable[[], object]) -> bool:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.host import collect, environment, gpu_leases, jobs, runner, servers, trees
-from infra.host.facts import facts, gpus, visible
+from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
 
@@ -229,6 +229,7 @@ def release(work: Path, token: str, for_good: bool) -> None:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "facts": facts,
+    "gpu_use": lambda work: gpu_use(),
     "start": start,
     "watch": watch,
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),

@@ -31,7 +31,6 @@ def facts(work: Path) -> dict[str, Any]:
         "disk_free": shutil.disk_usage(work).free,
         "work": str(work),
         "gpus": gpus(),
-        "gpu_use": gpu_use(),
         "uv": shutil.which("uv"),
         "clock": time.time(),
     }

@@ -37,7 +37,7 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
     try:
         facts = remote.open().call("facts")
         clock = clock_finding(facts)  # at once: the look at the logout takes seconds
-        busy = remote.call("busy")
+        busy, use = remote.call("busy"), remote.call("gpu_use")
         logout = _logout_finding(remote)
     except BadInput as error:
         yield Finding("connection", "failed", f"{host.host}:{host.port}", str(error))
@@ -54,8 +54,8 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
     )
     yield disk_finding(facts)
     yield _gpu_finding(host, facts)
-    if facts["gpu_use"]:
-        yield gpu_use_finding(facts["gpu_use"], busy["leases"])
+    if use:
+        yield gpu_use_finding(use, busy["leases"])
     yield clock
     yield logout
     running = ", ".join(busy["jobs"]) or "none"

@@ -33,7 +33,7 @@ class RecordedSteps:
 
     def __init__(self, step: Step, record: Record, rows: int, vocabulary: int, like: torch.Tensor) -> None:
         """`rows`: the most of a step; `like`: has the dtype of the logits, on their device."""
-        self._step, self._record, self._rows = step, record, rows
+        self._step, self._record = step, record
         self._tokens_R = torch.zeros(rows, dtype=torch.long, device=like.device)
         self._positions_R = torch.zeros_like(self._tokens_R)
         self._logits_RV = like.new_empty(rows, vocabulary)

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
-GIB = 2**30
+from rollouts_core.memory import GIB
+
 PERCENT = 100
 MILLI = 1000
 
@@ -36,10 +38,6 @@ class GPUWatch:
         return told
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 @dataclass
 class _GPU:
     nvml: ModuleType
@@ -56,7 +54,7 @@ class _GPU:
             _, samples = self.nvml.nvmlDeviceGetSamples(self.handle, self.nvml.NVML_GPU_UTILIZATION_SAMPLES, self._seen)
             if samples:
                 self._seen = max(sample.timeStamp for sample in samples)
-                return _mean([sample.sampleValue.uiVal / PERCENT for sample in samples])
+                return fmean(sample.sampleValue.uiVal / PERCENT for sample in samples)
         return None
 
     def power_w(self) -> float | None:
@@ -82,8 +80,8 @@ class _GPU:
 
 
 READINGS: dict[str, tuple[Callable[[_GPU], float | None], Callable[[Sequence[float]], float]]] = {
-    "utilization": (_GPU.utilization, _mean),
-    "power_w": (_GPU.power_w, _mean),
+    "utilization": (_GPU.utilization, fmean),
+    "power_w": (_GPU.power_w, fmean),
     "memory_gib": (_GPU.memory_gib, max),
     "temperature_c": (_GPU.temperature_c, max),
 }

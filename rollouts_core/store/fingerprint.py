@@ -43,6 +43,7 @@ def code_fingerprint(module: str) -> dict[str, str]:
             continue
         found[name], imports = _read(path)
         pending += imports
+    _remember_read()
     return dict(sorted(found.items()))
 
 
@@ -99,9 +100,19 @@ def _read(path: Path) -> tuple[str, tuple[str, ...]]:
     if name not in _known():
         digest, imports = _parsed(content)
         _known()[name] = json.dumps([digest, imports])
-        remember(SYNTAX, {name: _known()[name]})
+        _new.append(name)
     digest, imports = json.loads(_known()[name])
     return digest, tuple(imports)
+
+
+_new: list[str] = []
+"""Contents that were parsed and are not remembered yet."""
+
+
+def _remember_read() -> None:
+    if _new:
+        remember(SYNTAX, {name: _known()[name] for name in _new})
+        _new.clear()
 
 
 @cache

@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rollouts_core.config import LoRAConfig
-from rollouts_core.config.training import Recomputed
 from rollouts_core.errors import NonFiniteGradient
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
@@ -31,7 +29,7 @@ from rollouts_core.training.backend import (
     Weights,
 )
 from rollouts_core.training.lora import adapter_tensors
-from rollouts_core.training.policy import Policy, create_policy
+from rollouts_core.training.policy import Policy, PolicyOptions, create_policy
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
 from rollouts_core.training.ranks import Ranks, empty_batch, receive_batch, send_batch
 
@@ -39,7 +37,11 @@ T = TypeVar("T")
 
 
 def create_backend(
-    model: Any, loss_function: LossFunction, optimization: Optimization, ranks: Ranks | None = None, **options: Any
+    model: Any,
+    loss_function: LossFunction,
+    optimization: Optimization,
+    ranks: Ranks | None = None,
+    **options: Unpack[PolicyOptions],
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
     """On one device, or sharded over ranks; `options` are those of either."""
     if ranks is None:
@@ -52,18 +54,12 @@ def create_fsdp_backend(
     loss_function: LossFunction,
     optimization: Optimization,
     ranks: Ranks,
-    *,
-    temperature: float = 1.0,
-    critic: bool = False,
-    activation_checkpointing: Recomputed = False,
-    lora: LoRAConfig | None = None,
-    entropy: bool = True,
-    compiled: bool = False,
+    **options: Unpack[PolicyOptions],
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
     """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes; the
-    weights are rank 0's. Raises `BadInput` as `Policy` does."""
+    weights are rank 0's. Raises `BadInput` as `create_policy` does."""
     dtype = next(model.parameters()).dtype
-    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy, compiled)
+    policy = create_policy(model, **options)
     shard(policy, ranks, dtype)
     own = PyTorchTrainingBackend(policy, loss_function, optimization, dtype)
     return FSDPTrainingBackend(ranks, own) if ranks.rank == 0 else own

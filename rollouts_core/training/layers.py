@@ -31,7 +31,7 @@ def compute_again(model: Any, which: Recomputed) -> None:
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if which == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    # transformers before 5.2x has the older name alone
+    # older transformers has the older name alone
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable(options)
 

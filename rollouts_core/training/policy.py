@@ -6,7 +6,7 @@ with a vocabulary of 150,000 they would be most of a pass's memory. So no more t
 Legend: N tokens of the row, M learnt tokens, E hidden size, V vocabulary, C tokens of a chunk.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,17 @@ class Policy(nn.Module):
         return scores._replace(values_M=self.value_head(hidden_ME)[:, 0].float())
 
 
+class PolicyOptions(TypedDict, total=False):
+    """Those of `create_policy`."""
+
+    temperature: float
+    critic: bool
+    activation_checkpointing: Recomputed
+    lora: LoRAConfig | None
+    entropy: bool
+    compiled: bool
+
+
 def create_policy(
     model: Any,
     temperature: float = 1.0,
@@ -84,7 +95,13 @@ def create_policy(
     entropy: bool = True,
     compiled: bool = False,
 ) -> Policy:
-    """A policy ready to be trained. Raises `BadInput` as `Policy`, `add_adapters` and `compile_layers` do."""
+    """A policy ready to be trained.
+
+    `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
+    activations again for its gradient instead of keeping them, "selective" all but attention's; `lora` trains adapters
+    instead of the weights; `entropy` says whether the loss reads entropies; `compiled`: see `compile_layers`. Raises
+    `BadInput` as `Policy`, `add_adapters` and `compile_layers` do.
+    """
     if lora is not None:
         add_adapters(model, lora)
     compute_again(model, activation_checkpointing)

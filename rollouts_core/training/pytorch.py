@@ -7,14 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from rollouts_core.config import LoRAConfig
-from rollouts_core.config.training import Recomputed
 from rollouts_core.errors import NonFiniteGradient, WeightMismatch
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
@@ -31,7 +29,7 @@ from rollouts_core.training.lora import model_weights, save_adapter
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
 from rollouts_core.training.packed import padding_of
 from rollouts_core.training.pending import PendingMetrics, fetch
-from rollouts_core.training.policy import Policy, create_policy
+from rollouts_core.training.policy import Policy, PolicyOptions, create_policy
 from rollouts_core.training.ranks import share_disk
 from rollouts_core.training.schedule import Rate
 
@@ -203,20 +201,7 @@ def create_pytorch_backend(
     model: Any,
     loss_function: LossFunction,
     optimization: Optimization,
-    *,
-    temperature: float = 1.0,
-    critic: bool = False,
-    activation_checkpointing: Recomputed = False,
-    lora: LoRAConfig | None = None,
-    entropy: bool = True,
-    compiled: bool = False,
+    **options: Unpack[PolicyOptions],
 ) -> PyTorchTrainingBackend:
-    """A backend on the model's device; the model is trained in place.
-
-    `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
-    activations again for its gradient instead of keeping them, "selective" all but attention's; `lora` trains adapters
-    instead of the weights; `entropy` says whether the loss reads entropies; `compiled`: see `compile_layers`. Raises
-    `BadInput` as `create_policy` does.
-    """
-    policy = create_policy(model, temperature, critic, activation_checkpointing, lora, entropy, compiled)
-    return PyTorchTrainingBackend(policy, loss_function, optimization)
+    """A backend on the model's device; the model is trained in place. Raises `BadInput` as `create_policy` does."""
+    return PyTorchTrainingBackend(create_policy(model, **options), loss_function, optimization)

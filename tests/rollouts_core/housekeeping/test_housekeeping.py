@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts_core.config.loading import from_data
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import BadInput, StoreError
 from rollouts_core.housekeeping.compare import compare_runs
 from rollouts_core.housekeeping.find import find_manifest
 from rollouts_core.housekeeping.gc import collect_garbage, kept_runs, needed_artifacts
@@ -85,6 +85,13 @@ def test_gc_never_takes_what_a_live_run_or_a_pin_needs(store: Store, ran: Callab
     assert unpin(store.objects, pinned.rl[-1].artifact.directory)
     collect_garbage(store, 1, dry_run=False)
     assert pinned.sft.artifact.directory not in store.directories()
+
+
+def test_gc_removes_nothing_where_a_run_s_record_cannot_be_read(store: Store, ran: Callable[..., Run]) -> None:
+    run = ran("first", 1)
+    (store.home / "runs" / run.run_id / "run.json").write_text("{")
+    with pytest.raises(StoreError, match=f"can't be read: .*{run.run_id}"):
+        collect_garbage(store, 1, dry_run=False)
 
 
 def test_gc_leaves_what_is_being_made_and_takes_what_was_left_behind(store: Store) -> None:

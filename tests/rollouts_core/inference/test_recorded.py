@@ -2,6 +2,7 @@
 in memory, and plays them without our code."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, Qwen3Config
 
 from rollouts_core.inference import fused, recorded
-from rollouts_core.inference.engine import Completion, GenerationRequest
+from rollouts_core.inference.engine import Completion
 from rollouts_core.inference.recorded import MOST, RecordedSteps, Work, or_plainly, size_of
 from rollouts_core.inference.tiles import TILE
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
@@ -64,7 +65,7 @@ def test_recorded_steps_give_what_plain_ones_give(
     def answers() -> list[Completion]:
         engine = TorchEngine(tiny_model(architecture=ARCHITECTURES[architecture]), CONTEXT, 40)
         first, second = requests(30), requests(9, temperature=0.7)
-        second = [GenerationRequest(f"s{place}", *vars_of(entry)) for place, entry in enumerate(second)]
+        second = [replace(entry, request_id=f"s{place}") for place, entry in enumerate(second)]
         found = engine.generate(first[:5])
         engine.submit(first[5:])
         for _ in range(4):
@@ -85,10 +86,6 @@ def test_recorded_steps_give_what_plain_ones_give(
     monkeypatch.undo()
     close(played, answers())
     assert len(played) == 39
-
-
-def vars_of(entry: GenerationRequest) -> tuple[tuple[int, ...], int, tuple[int, ...], float, int]:
-    return entry.prompt_tokens, entry.max_new_tokens, entry.stop_token_ids, entry.temperature, entry.seed
 
 
 def test_where_it_cannot_be_recorded_it_goes_on_and_says_so_once(
