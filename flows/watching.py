@@ -57,6 +57,8 @@ class _Seen:
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, record: dict[str, Any]) -> None:
+        if "rollouts" in record:
+            return
         stage = record["stage"]
         self.progress[stage] = record["done"], record["total"]
         training = stage.partition("-")[0]

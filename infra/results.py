@@ -7,6 +7,7 @@ from pathlib import Path
 from infra.jobs.session import MachineSession
 from rollouts_core.config import ResultsConfig
 from rollouts_core.observe.provenance import made_of, write_made
+from rollouts_core.rollout.record_files import append_record
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.fetch import fetch
@@ -34,7 +35,10 @@ def bring_home(
         _join([plan.dpo], session, "metrics.jsonl", gathering / "dpo_metrics.jsonl")
     if plan.rl:
         _join(plan.rl, session, "metrics.jsonl", gathering / "rl_metrics.jsonl")
-        _join(plan.rl, session, "rollouts.jsonl", gathering / "rollouts.jsonl")
+        for stage in plan.rl:
+            part = fetch_record(session, stage.artifact, gathering / ".rollouts")
+            append_record(gathering, part)
+            shutil.rmtree(part)
     (gathering / "evaluation").mkdir()
     for stage in plan.evaluate:
         point = stage.name.removeprefix("evaluate-")
@@ -50,6 +54,12 @@ def fetch_file(session: MachineSession, artifact: ArtifactId, name: str, target:
     """One file of an artifact, wherever that lies, below `target`."""
     _fetch(session, artifact, target, name)
     return target / name
+
+
+def fetch_record(session: MachineSession, artifact: ArtifactId, target: Path) -> Path:
+    """The rollouts that an artifact of RL keeps, below `target`."""
+    _fetch(session, artifact, target, "rollouts")
+    return target
 
 
 def _join(stages: Sequence[Stage], session: MachineSession, name: str, target: Path) -> None:

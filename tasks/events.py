@@ -5,8 +5,9 @@ progress bars from the same events, a test collects them.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollouts_core.observe.run_records import StageState
 
@@ -39,7 +40,16 @@ class StageProgress:
     """Of the whole training, where it has several stages."""
 
 
-Event = StageChanged | StageLine | StageProgress
+@dataclass(frozen=True)
+class StageRollouts:
+    """Some rollouts of a step of the whole training."""
+
+    name: str
+    step: int
+    rollouts: Sequence[Mapping[str, Any]]
+
+
+Event = StageChanged | StageLine | StageProgress | StageRollouts
 
 
 def announce(event: Event) -> None:

@@ -20,8 +20,9 @@ from rollouts_core.observe.index_page import write_index
 from rollouts_core.observe.report import write_report
 from rollouts_core.observe.run_records import seconds_so_far
 from rollouts_core.observe.runs import RunLog
+from rollouts_core.observe.viewer import Viewer
 from rollouts_core.store.store import Store
-from tasks.events import StageChanged, StageProgress, logger
+from tasks.events import StageChanged, StageProgress, StageRollouts, logger
 
 WRITE_SECONDS = 10.0
 SHARE = 0.05
@@ -64,12 +65,15 @@ class _Pages(logging.Handler):
         self._config, self._run, self._store, self._outputs = to_data(config), run, store, outputs
         self._results = outputs / run.run_id
         self._loggers: dict[str, JSONLLogger] = {}
+        self._viewer = Viewer(self._results, run.run_id)
+        self._told: dict[str, int] = {}
+        """Up to which step; an attempt after a kill tells some steps again."""
         self._next = 0.0
         shutil.rmtree(self._results, ignore_errors=True)  # of an attempt before, which announced the same
 
     def emit(self, record: logging.LogRecord) -> None:
         event = record.__dict__.get("event")
-        if isinstance(event, StageChanged | StageProgress):
+        if isinstance(event, StageChanged | StageProgress | StageRollouts):
             self._do(lambda: self._take(event))
 
     def write(self, live: bool) -> None:
@@ -80,11 +84,21 @@ class _Pages(logging.Handler):
         if self._run.record.report is None and not _or_warn("the run's pages", work):
             logger.removeHandler(self)
 
-    def _take(self, event: StageChanged | StageProgress) -> None:
-        if isinstance(event, StageProgress) and event.metrics:
-            self._keep(event.name.partition("-")[0], event)
+    def _take(self, event: StageChanged | StageProgress | StageRollouts) -> None:
+        match event:
+            case StageProgress(name, metrics=metrics, step=step) if metrics and self._is_new("metrics", name, step):
+                self._keep(name.partition("-")[0], event)
+            case StageRollouts(name, step, rollouts) if self._is_new("rollouts", name, step):
+                for rollout in rollouts:
+                    self._viewer.add({"step": step, **rollout})
         if time.monotonic() > self._next:
             self._write(live=True)
+
+    def _is_new(self, what: str, stage: str, step: int) -> bool:
+        training = f"{what} {stage.partition('-')[0]}"
+        known = self._told.get(training, 0)
+        self._told[training] = max(known, step)
+        return step > known
 
     def _keep(self, training: str, event: StageProgress) -> None:
         if training not in TRAININGS:
@@ -96,6 +110,7 @@ class _Pages(logging.Handler):
     def _write(self, live: bool) -> None:
         begun = time.monotonic()
         self._results.mkdir(parents=True, exist_ok=True)
+        self._viewer.write(live)
         record = replace(self._run.record, seconds=seconds_so_far(self._run.record))
         write_report(record, self._results, self._config, [], [], live=live)
         write_index(self._store.home, self._outputs)

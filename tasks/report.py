@@ -18,8 +18,11 @@ from rollouts_core.stages.plan import Plan
 from tasks.showing import show_accuracies, show_pages
 from tasks.stage_task import LIGHT_TASK, recorded, run_name
 
+DEADLINE = 3 * 3600
+"""Seconds. A viewer of many long answers takes minutes."""
 
-@task(name="report", task_run_name=run_name, cache_policy=NO_CACHE, **LIGHT_TASK)
+
+@task(name="report", task_run_name=run_name, cache_policy=NO_CACHE, **{**LIGHT_TASK, "timeout_seconds": DEADLINE})
 def report(
     config: PipelineConfig, stages: Plan, machine: MachineSession, results: Path, against: str | None = None
 ) -> RunRecord:

@@ -19,6 +19,7 @@ from rollouts_core.observe.charts import Records, Training, training_charts
 from rollouts_core.observe.evaluations import name_of
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.served import address_of
+from rollouts_core.rollout.record_files import LATEST
 from rollouts_core.stages.explain import explain
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
@@ -42,7 +43,7 @@ def show_stage(stage: Stage, machine: MachineSession) -> None:
     if stage.kind == "sft" or stage.kind == "dpo" or stage.kind == "rl":
         _show_metrics(stage.name, stage.kind, _records(stage, machine, "metrics.jsonl"))
     if stage.kind == "rl":
-        _show_rollouts(stage.name, _records(stage, machine, "rollouts.jsonl"))
+        _show_rollouts(stage.name, _records(stage, machine, LATEST))
 
 
 def show_failure(stage: str, error: Exception) -> None:

@@ -17,7 +17,7 @@ from prefect.tasks import Task, exponential_backoff
 
 from infra.errors import JobFailed
 from infra.jobs.follow import LogLine
-from infra.jobs.session import MachineSession, Progress
+from infra.jobs.session import Glimpse, MachineSession, Progress
 from infra.jobs.stage_job import make_in_job, was_found
 from rollouts_core.errors import RolloutsError, StoreUnavailable
 from rollouts_core.observe.run_records import StageState
@@ -25,7 +25,7 @@ from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.explain import explain_stage
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.manifest import ArtifactId
-from tasks.events import StageChanged, StageLine, StageProgress, announce
+from tasks.events import StageChanged, StageLine, StageProgress, StageRollouts, announce
 from tasks.showing import show_failure, show_stage
 
 PROGRESS_SECONDS = 2.0
@@ -114,6 +114,8 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
                 case Progress(name, done, total, metrics, step):
                     bar.move(done, total)
                     announce(StageProgress(name, done, total, metrics, step))
+                case Glimpse(name, step, rollouts):
+                    announce(StageRollouts(name, step, rollouts))
         _show(stage, session)
     return ArtifactRef(stage.artifact)
 

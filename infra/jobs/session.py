@@ -2,8 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from infra.errors import Unreachable
 from infra.jobs.follow import Lines, LogLine
@@ -32,6 +33,18 @@ class Progress:
     """Of the whole training, where it has several stages."""
 
 
+@dataclass(frozen=True)
+class Glimpse:
+    """Some rollouts of a step."""
+
+    stage: str
+    step: int
+    rollouts: Sequence[Mapping[str, Any]]
+
+
+Told = Progress | Glimpse
+
+
 @dataclass
 class Cursor:
     """How far a job's output has been read, and its last lines."""
@@ -42,8 +55,8 @@ class Cursor:
     """The stages whose artifacts were there before this run asked for the job."""
     lines: Lines = field(default_factory=Lines)
     records: Lines = field(default_factory=Lines)
-    ahead: list[LogLine | Progress] = field(default_factory=list)
-    """Progress of stages whose turn has not come: the job may be ahead of whoever follows it."""
+    ahead: list[LogLine | Told] = field(default_factory=list)
+    """What is told of stages whose turn has not come: the job may be ahead of whoever follows it."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 

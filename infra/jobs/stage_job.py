@@ -15,10 +15,11 @@ from typing import Any
 from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.jobs.follow import LogLine, watching
 from infra.jobs.ranks import meeting, peer_jobs, ranks_of, watch_peers
-from infra.jobs.session import Cursor, MachineSession, Progress, cancel_job
+from infra.jobs.session import Cursor, Glimpse, MachineSession, Progress, Told, cancel_job
 from infra.machines.machine import Job, JobStatus, Machine, Offsets, new_name
 from infra.machines.ssh_machine import SSHMachine
 from rollouts_core.errors import StoreUnavailable
+from rollouts_core.rollout.glimpse import decode_glimpse
 from rollouts_core.stages.job import EXIT_BAD_INPUT, EXIT_DISK_FULL, EXIT_TRY_AGAIN
 from rollouts_core.stages.ranks import processes_of
 from rollouts_core.stages.stage import Stage, stage_to_data
@@ -55,11 +56,11 @@ class Look:
             self._looked = time.monotonic()
 
 
-def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Progress]:
+def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Told]:
     """Wait for a stage's artifact, made by the job of its chain, which is started unless it runs.
 
-    Yields log lines and progress as they come. Raises `JobFailed` when the job ended without the artifact. Whoever
-    stops waiting (an interrupt, a cancellation, a timeout) ends the job; whoever is killed leaves it running.
+    Yields log lines, progress and glimpses as they come. Raises `JobFailed` when the job ended without the artifact.
+    Whoever stops waiting (an interrupt, a cancellation, a timeout) ends the job; whoever is killed leaves it running.
     """
     found = frozenset(link.name for link in chain if session.has(link.artifact))
     job = stage_job(chain, session, found)
@@ -177,15 +178,15 @@ def stage_job(chain: Sequence[Stage], session: MachineSession, found: Collection
     )
 
 
-def _output_of(stage: Stage, cursor: Cursor, log: bytes, metrics: bytes) -> list[LogLine | Progress]:
-    """What is new and concerns this stage; the progress of others is kept for them."""
+def _output_of(stage: Stage, cursor: Cursor, log: bytes, metrics: bytes) -> list[LogLine | Told]:
+    """What is new and concerns this stage; what is told of others is kept for them."""
     output = [*cursor.ahead, *_taken_in(cursor, log, metrics)]
-    others = {id(event) for event in output if isinstance(event, Progress) and event.stage != stage.name}
+    others = {id(event) for event in output if isinstance(event, Told) and event.stage != stage.name}
     cursor.ahead = [event for event in output if id(event) in others]
     return [event for event in output if id(event) not in others]
 
 
-def _rest_of(stage: Stage, job: str, machine: Machine, cursor: Cursor) -> Iterator[LogLine | Progress]:
+def _rest_of(stage: Stage, job: str, machine: Machine, cursor: Cursor) -> Iterator[LogLine | Told]:
     """What the job wrote before its artifact was there."""
     while True:
         watched = machine.watch(job, Offsets(cursor.log, cursor.metrics), 0.0)
@@ -194,17 +195,19 @@ def _rest_of(stage: Stage, job: str, machine: Machine, cursor: Cursor) -> Iterat
         yield from _output_of(stage, cursor, watched.log, watched.metrics)
 
 
-def _taken_in(cursor: Cursor, log: bytes, metrics: bytes) -> Iterator[LogLine | Progress]:
+def _taken_in(cursor: Cursor, log: bytes, metrics: bytes) -> Iterator[LogLine | Told]:
     cursor.log += len(log)
     cursor.metrics += len(metrics)
     for line in cursor.lines.take(log):
         cursor.last_lines.append(line)
         yield LogLine(line)
     for line in cursor.records.take(metrics):
-        yield _progress(json.loads(line))
+        yield _told(json.loads(line))
 
 
-def _progress(record: dict[str, Any]) -> Progress:
+def _told(record: dict[str, Any]) -> Told:
+    if "rollouts" in record:
+        return Glimpse(record["stage"], record["step"], decode_glimpse(record["rollouts"]))
     metrics = {name: value for name, value in record.items() if name not in ("step", "stage", "done", "total")}
     return Progress(record["stage"], record["done"], record["total"], metrics, record["step"])
 

@@ -106,7 +106,9 @@ class RLConfig:
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig, description="How samples are generated.")
     log_samples: Operational[int] = Field(
-        default=8, ge=0, description="Samples per step, group by group, kept in rollouts.jsonl for the viewer."
+        default=8,
+        ge=0,
+        description="Samples per step, group by group, kept in the record of rollouts and its viewer: 14 bytes a token.",
     )
     checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tokenizers.decoders import DecodeStream
+
 UNFINISHED = "\ufffd"
 CONTEXT = 6
 """Tokens before one that may change how it is decoded: a leading space, the bytes of a character."""
@@ -13,6 +15,22 @@ def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 
     A character of several tokens stands with the last of them, and the others are empty.
     """
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    if core is None or tokenizer.clean_up_tokenization_spaces:
+        return _decoded_again(tokenizer, tokens)
+    stream = DecodeStream(skip_special_tokens=False)
+    try:
+        pieces = [stream.step(core, token) or "" for token in tokens]
+    except Exception:  # text that shrinks as it grows; the stream knows no other
+        return _decoded_again(tokenizer, tokens)
+    unfinished = next((place for place in range(len(pieces), 0, -1) if pieces[place - 1]), 0)
+    if unfinished < len(pieces):
+        pieces[-1] = tokenizer.decode(tokens[unfinished:], skip_special_tokens=False)
+    return pieces
+
+
+def _decoded_again(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """Of any tokenizer, with some tokens before each."""
     pieces: list[str] = []
     begun = told = 0
     for end in range(1, len(tokens) + 1):

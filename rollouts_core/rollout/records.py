@@ -1,4 +1,4 @@
-"""What rollouts.jsonl tells of a sample: enough to read it, colour its tokens, and see it beside its group."""
+"""What a run's record tells of a sample: enough to read it, colour its tokens, and see it beside its group."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,6 +7,9 @@ from rollouts_core.data.messages import message_to_data
 from rollouts_core.data.token_text import token_pieces
 from rollouts_core.metrics.loggers import answer_record
 from rollouts_core.types import Message, Sample
+
+DECIMALS = 5
+"""Of log-probabilities and advantages: digits that nobody reads are most of what a long answer takes."""
 
 
 def sample_record(sample: Sample, advantages: Iterable[float], tokenizer: Any) -> dict[str, Any]:
@@ -19,10 +22,10 @@ def sample_record(sample: Sample, advantages: Iterable[float], tokenizer: Any) -
         "status": sample.status,
         "stop": episode.final.stop if episode else None,
         "rewards": dict(sample.rewards),
-        "advantages": [round(float(advantage), 6) for advantage in advantages],
+        "advantages": [round(float(advantage), DECIMALS) for advantage in advantages],
         "tokens": list(sample.tokens),
         "pieces": token_pieces(tokenizer, sample.tokens),
-        "rollout_log_probs": list(sample.rollout_log_probs),
+        "rollout_log_probs": [round(logprob, DECIMALS) for logprob in sample.rollout_log_probs],
         "weight_versions": list(sample.weight_versions),
         "loss_mask": list(sample.loss_mask),
         "messages": [message_to_data(message) for message in _conversation(sample)],

@@ -1,9 +1,10 @@
 """One segment of an RL run.
 
 The artifact holds `policy/` (a Hugging Face model directory), `state/` (all that the next segment needs to go on
-exactly), `metrics.jsonl` and `rollouts.jsonl` (some samples of every step). Where the segment begins: at its own last
-checkpoint; or warm, where this process made the segment before; or at the state of the artifact before. All three
-give the same bits.
+exactly), `metrics.jsonl` and `rollouts.jsonl` (some samples of every step; see `rollout.record_files`).
+
+Where the segment begins: at its own last checkpoint; or warm, where this process made the segment before; or at the
+state of the artifact before. All three give the same bits.
 """
 
 import json
@@ -19,7 +20,6 @@ from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.inference.engine import InferenceEngine, Truncation
 from rollouts_core.inference.registry import engine_for, shares_device
 from rollouts_core.metrics.health import Warnings
-from rollouts_core.metrics.loggers import JSONLLogger, keep_steps
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.episodes import Acting
@@ -28,6 +28,7 @@ from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.rollout.kept import keep_batch
 from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.overlap import OverlappedRollouts
+from rollouts_core.rollout.record_files import RolloutRecord, keep_rollouts, record_files
 from rollouts_core.rollout.records import sample_record
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.rollout.source import GeneratedRollouts, generating
@@ -73,8 +74,8 @@ def run(work: Work) -> dict[str, float]:
     assert isinstance(spec, RLSpec), "the planner pairs this stage with its spec"
     trainer, start = _resume(work, spec)
     work.log.covers(spec.start, spec.stop, start)
-    keep_steps(work.scratch / "rollouts.jsonl", start)
-    rollouts = JSONLLogger(work.scratch / "rollouts.jsonl")
+    keep_rollouts(work.scratch, start)
+    record = RolloutRecord(work.scratch)
     metrics: dict[str, float] = {}
     warnings = Warnings()
     settings = settings_of(spec, trainer.recipe)
@@ -86,8 +87,11 @@ def run(work: Work) -> dict[str, float]:
             for warning in warnings.about(metrics, step.step):
                 print(warning, flush=True)
             looked_at = slice(spec.training.log_samples)
-            for sample, advantages in zip(step.samples[looked_at], step.advantages[looked_at], strict=True):
-                rollouts.log(sample_record(sample, advantages, trainer.tokenizer), step.step)
+            kept = zip(step.samples[looked_at], step.advantages[looked_at], strict=True)
+            told = [sample_record(sample, advantages, trainer.tokenizer) for sample, advantages in kept]
+            for rollout in told:
+                record.log(rollout, step.step)
+            work.log.rollouts(told, step.step)
             if spec.training.rollouts.keep_batches:
                 keep_batch(work.scratch / "batches", step.step, step.samples)
             if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
@@ -99,8 +103,8 @@ def run(work: Work) -> dict[str, float]:
     save_policy(trainer.model, trainer.tokenizer, work.out / "policy", trainer.backend.get_weights().result())
     (work.out / "state").mkdir()
     _save(trainer, work.out / "state").result()
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        shutil.copyfile(work.scratch / name, work.out / name)
+    for path in (work.scratch / "metrics.jsonl", *record_files(work.scratch)):
+        shutil.copyfile(path, work.out / path.name)
     if spec.training.rollouts.keep_batches:
         shutil.copytree(work.scratch / "batches", work.out / "batches")
     work.session.warm[work.stage.key] = trainer

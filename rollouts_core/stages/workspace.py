@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import Any
 from rollouts_core.memory import begin_peak, peak_bytes
 from rollouts_core.metrics.gpus import GPUWatch
 from rollouts_core.metrics.loggers import JSONLLogger, keep_steps
+from rollouts_core.rollout.glimpse import encode_glimpse
 from rollouts_core.stages.stage import Stage, canonical_spec
 from rollouts_core.stages.workload import work_of
 from rollouts_core.store.fingerprint import code_fingerprint, git_commit, installed_versions
@@ -48,6 +49,11 @@ class StageLog:
         metrics = {**metrics, **(self._gpus.metrics() if self._gpus else {})}
         self._logger.log(metrics, step)
         self.progress(step - self._first, self._last - self._first, metrics)
+
+    def rollouts(self, rollouts: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Show some of a step's rollouts to who follows."""
+        if rollouts:
+            self._followed.log({"stage": self._stage, "rollouts": encode_glimpse(rollouts)}, step)
 
     def progress(self, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         """Tell who follows how far the stage is, with steps counted as in the artifact."""

@@ -1,6 +1,7 @@
 """Pages that follow a run, and never end it."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from rollouts_core.config import PipelineConfig
 from rollouts_core.observe.runs import RunLog, open_run
 from rollouts_core.store.store import Store, open_store
 from tasks import pages as module
-from tasks.events import StageChanged, StageProgress, announce
+from tasks.events import StageChanged, StageProgress, StageRollouts, announce
 from tasks.pages import listing, pages
+from tests.rollouts_core.observe.viewer_files import index_of, rollout
 
 
 @pytest.fixture
@@ -25,6 +27,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def run(store: Store, pipeline_config: PipelineConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunLog]:
     monkeypatch.setattr(module, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SHARE", math.inf)
     run = open_run(store, pipeline_config, [("sft", "ab" * 32)], None)
     yield run
     run.end("Completed")
@@ -49,7 +52,11 @@ def test_they_are_there_from_the_first_minute_and_follow(
             run.stage("sft", "ab" * 32, "Running")
             for step in (1, 2):
                 announce(StageProgress("sft", step, 9, {"loss": 3.0 - step}, step))
+            announce(StageRollouts("rl-1", 1, [rollout(1), rollout(2)]))
+            announce(StageRollouts("rl-1", 1, [rollout(1)]))  # told again, after a kill
             assert "SFT: loss per token" in page.read_text()
+            assert "viewer/index.html" in page.read_text()
+            assert len(index_of(page.parent / "viewer")["step"]) == 2
             (row,) = rows(outputs)
             assert (row["stage"], row["curve"], row["values"]) == ("sft", "sft loss", [2.0, 1.0])
         assert "location.reload" not in page.read_text()

@@ -3,6 +3,7 @@
 const ROW = 52;
 const FULL_LOGPROB = 6; // nats at which the colour of an unlikely token is full
 const KEPT_CHUNKS = 60;
+const FOLLOW_SECONDS = 10;
 const get = (id) => document.getElementById(id);
 const make = (tag, name, text) => {
   const element = document.createElement(tag);
@@ -13,29 +14,45 @@ const make = (tag, name, text) => {
 const number = (value) => (value == null ? "–" : String(+(+value).toPrecision(4)));
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
 
-const total = INDEX.step.length;
+let INDEX = null, total = 0;
 const state = { shown: [], chosen: null, view: "conversation", colour: "logprob", side: false };
 
 // --- rollouts, loaded when they are looked at -----------------------------------------------------------------------
 const chunks = new Map(), waiting = new Map();
-function arrived(number, rollouts) {
+async function arrived(number, packed) {
+  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const { pieces, rollouts } = await new Response(unpacked).json();
+  for (const of of rollouts) {
+    of.tokens = of.at?.map((place) => pieces[place][0]);
+    of.pieces = of.at?.map((place) => pieces[place][1]);
+    of.rollout_log_probs = of.rollout_log_probs?.map((thousandths) => thousandths / 1000);
+  }
   chunks.set(number, rollouts);
   if (chunks.size > KEPT_CHUNKS) chunks.delete(chunks.keys().next().value);
   waiting.get(number)?.(rollouts);
   waiting.delete(number);
 }
-function chunk(number) {
-  if (chunks.has(number)) return Promise.resolve(chunks.get(number));
+function chunk(number, least) {
+  if (chunks.get(number)?.length >= least) return Promise.resolve(chunks.get(number));
   return new Promise((resolve, reject) => {
     waiting.set(number, resolve);
     const script = make("script");
-    script.src = `data/chunk-${String(number).padStart(5, "0")}.js`;
+    script.src = `data/chunk-${String(number).padStart(5, "0")}.js${INDEX.live ? `?${total}` : ""}`;
     script.onload = () => script.remove();
     script.onerror = () => reject(new Error(`${script.src} is missing`));
     document.head.append(script);
   });
 }
-const rollout = async (place) => (await chunk(Math.floor(place / INDEX.chunk)))[place % INDEX.chunk];
+async function rollout(place) {
+  let low = 0, high = INDEX.chunks.length;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (INDEX.chunks[middle] <= place) low = middle; else high = middle;
+  }
+  const at = place - INDEX.chunks[low];
+  return (await chunk(low, at + 1))[at];
+}
 
 // --- filters --------------------------------------------------------------------------------------------------------
 function wanted() {
@@ -60,13 +77,16 @@ const ORDERS = {
   long: (a, b) => INDEX.learnt[b] - INDEX.learnt[a],
 };
 function filter() {
+  get("list").scrollTop = 0;
+  select();
+}
+function select() {
   const want = wanted();
   state.shown = [];
   for (let place = 0; place < total; place++) if (fits(place, want)) state.shown.push(place);
   if (ORDERS[want.order]) state.shown.sort(ORDERS[want.order]);
   get("count").textContent = `${state.shown.length.toLocaleString("en")} of ${total.toLocaleString("en")} rollouts`;
   get("space").style.height = `${state.shown.length * ROW}px`;
-  get("list").scrollTop = 0;
   drawRows();
   drawChart();
 }
@@ -206,7 +226,7 @@ function means(places) {
   const steps = [...sums.keys()].sort((a, b) => a - b);
   return [steps, steps.map((step) => sums.get(step)[0] / sums.get(step)[1])];
 }
-const everyone = means(INDEX.step.keys());
+let everyone = null;
 function resolved(name) {
   const probe = make("i");
   probe.style.color = `var(${name})`;
@@ -216,6 +236,7 @@ function resolved(name) {
   return value;
 }
 function drawChart() {
+  everyone ??= means(INDEX.step.keys());
   const data = uPlot.join([everyone, means(state.shown)]);
   if (chart) return chart.setData(data);
   const axis = { stroke: resolved("--faint"), grid: { stroke: resolved("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -241,9 +262,6 @@ function redrawChart() {
 }
 
 // --- what a person does ---------------------------------------------------------------------------------------------
-get("run").textContent = INDEX.run;
-document.title = `Rollouts of ${INDEX.run}`;
-for (const stop of [...new Set(INDEX.stop)].filter(Boolean).sort()) get("filters").stop.append(new Option(stop));
 get("filters").addEventListener("input", filter);
 get("filters").addEventListener("submit", (event) => event.preventDefault());
 get("filters").addEventListener("reset", () => setTimeout(filter));
@@ -267,8 +285,27 @@ get("colour").addEventListener("change", () => {
   drawDetail();
 });
 get("side").addEventListener("change", () => { state.side = get("side").checked; drawDetail(); });
-new ResizeObserver(() => { redrawChart(); drawRows(); }).observe(document.body);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawChart);
-filter();
-const asked = Number(location.hash.slice(1));
-choose(location.hash && asked < total ? asked : 0);
+
+// --- the index, which is read again while the run goes on -------------------------------------------------------------
+function listed(index) {
+  const first = INDEX === null, box = get("filters").stop;
+  const stops = new Set([...box.options].map((option) => option.value));
+  for (const stop of [...new Set(index.stop)].filter(Boolean).sort()) if (!stops.has(stop)) box.append(new Option(stop));
+  [INDEX, total, everyone] = [index, index.step.length, null];
+  get("run").textContent = index.run + (index.live ? " · running" : "");
+  document.title = `Rollouts of ${index.run}`;
+  select();
+  if (index.live && location.protocol !== "file:") setTimeout(readAgain, 1000 * FOLLOW_SECONDS);
+  if (!first) return;
+  new ResizeObserver(() => { redrawChart(); drawRows(); }).observe(document.body);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawChart);
+  const asked = Number(location.hash.slice(1));
+  choose(location.hash && asked < total ? asked : 0);
+}
+function readAgain() {
+  const script = make("script");
+  script.src = `data/index.js?${Date.now()}`;
+  script.onload = () => script.remove();
+  script.onerror = () => { script.remove(); setTimeout(readAgain, 1000 * FOLLOW_SECONDS); };
+  document.head.append(script);
+}

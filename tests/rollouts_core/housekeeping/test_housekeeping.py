@@ -88,7 +88,7 @@ def test_gc_never_takes_what_a_live_run_or_a_pin_needs(store: Store, ran: Callab
 
 
 def test_gc_removes_nothing_where_a_run_s_record_cannot_be_read(store: Store, ran: Callable[..., Run]) -> None:
-    run = ran("first", 1)
+    _, run = ran(0.001)
     (store.home / "runs" / run.run_id / "run.json").write_text("{")
     with pytest.raises(StoreError, match=f"can't be read: .*{run.run_id}"):
         collect_garbage(store, 1, dry_run=False)

@@ -4,7 +4,11 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +18,13 @@ from playwright.sync_api import Browser, Page, expect
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import from_data, to_data
 from rollouts_core.metrics.loggers import JSONLLogger
+from rollouts_core.observe import viewer as viewer_module
+from rollouts_core.observe.assets import asset
 from rollouts_core.observe.evaluations import compare_in_order, read_evaluations
 from rollouts_core.observe.report import Against, write_report
 from rollouts_core.observe.run_records import AccuracyRecord
 from rollouts_core.observe.runs import open_run
-from rollouts_core.observe.viewer import write_viewer
+from rollouts_core.observe.viewer import Viewer, write_viewer
 from rollouts_core.store.local import LocalStore
 from tests.addition import MODEL
 from tests.browser import Scheme, keep, open_page, running_browser
@@ -151,6 +157,65 @@ def test_calls_and_observations_are_set_apart_and_a_group_stands_side_by_side(br
     assert len(set(tops)) == 1
     keep(page, "viewer-group", whole=False)
     assert wrong == []
+
+
+def test_a_viewer_that_is_served_follows_the_run(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at, and the filters, stay as they are; one opened from disk is left alone."""
+    script = asset("viewer.js").replace("const FOLLOW_SECONDS = 10;", "const FOLLOW_SECONDS = 0.2;")
+    assert script != asset("viewer.js")
+    monkeypatch.setattr(viewer_module, "asset", lambda name: script if name == "viewer.js" else asset(name))
+    viewer = Viewer(tmp_path, "a-run")
+    for number in range(20):
+        viewer.add(rollout(number))
+    assert viewer.write(live=True)
+    with serving(tmp_path) as address:
+        page = browser.new_page()
+        page.goto(f"{address}/viewer/index.html#3")
+        page.wait_for_selector("#detail article")
+        page.fill("[name=step-high]", "2")
+        shown = page.inner_text("#detail")
+        for number in range(20, 120):
+            viewer.add(rollout(number))
+        assert viewer.write(live=True)
+        page.wait_for_function("document.getElementById('count').textContent.includes('of 120')")
+        assert "running" in page.inner_text("#run")
+        assert page.input_value("[name=step-high]") == "2" and page.inner_text("#detail") == shown
+        page.fill("[name=step-high]", "")
+        page.evaluate("choose(45)")
+        page.wait_for_function("document.getElementById('detail').textContent.includes('It is 45.')")
+        assert viewer.write(live=False)
+        page.wait_for_function("!document.getElementById('run').textContent.includes('running')")
+        page.close()
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_a_long_answer_s_tokens_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    long = 16_000
+    parts = {
+        "pieces": [" a"] * long, "tokens": [7] * long, "loss_mask": [1] * long, "advantages": [0.5] * long,
+        "rollout_log_probs": [-0.5] * long, "weight_versions": [3] * long,
+    }  # fmt: skip
+    with (tmp_path / "rollouts.jsonl").open("w") as file:
+        file.writelines(json.dumps({**rollout(number), **parts}) + "\n" for number in range(6))
+    viewer = write_viewer(tmp_path, "a-run")
+    assert viewer is not None
+    page, wrong = watched(browser, viewer)
+    page.check("[name=view][value=tokens]")
+    page.wait_for_function("document.querySelectorAll('#detail .learnt span').length === 16000")
+    assert not wrong
+    page.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 1300), ("light", 390)])

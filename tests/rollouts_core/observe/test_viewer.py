@@ -1,6 +1,7 @@
 """The rollout viewer's files, and what they tell of tokens."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollouts_core.config.model import TokenizerSpec
-from rollouts_core.data.token_text import token_pieces
+from rollouts_core.data.token_text import _decoded_again, token_pieces
 from rollouts_core.data.tokenizers import train_tokenizer
-from rollouts_core.observe.viewer import CHUNK, write_viewer
+from rollouts_core.observe.viewer import CHUNK, CHUNK_TOKENS, Viewer, write_viewer
 from rollouts_core.rollout.records import sample_record
 from rollouts_core.types import Message, Prompt, Sample, Status
+from tests.rollouts_core.observe.viewer_files import chunks_of, index_of, rollout
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +24,14 @@ def tokenizer() -> Any:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.text(alphabet="helo wrdäö你好🙂\n", max_size=40))
-def test_pieces_join_to_the_text(tokenizer: Any, text: str) -> None:
+@given(st.text(alphabet="helo wrdäö你好🙂\n", max_size=40), st.integers(0, 3), st.integers(0, 3))
+def test_pieces_join_to_the_text(tokenizer: Any, text: str, first: int, cut: int) -> None:
+    """Also where it begins or ends within a character."""
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = token_pieces(tokenizer, tokens)
-    assert len(pieces) == len(tokens)
-    assert "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=False)
+    tokens = tokens[first : len(tokens) - cut]
+    for pieces in (token_pieces(tokenizer, tokens), _decoded_again(tokenizer, tokens)):
+        assert len(pieces) == len(tokens)
+        assert "".join(pieces) == tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def test_a_character_of_several_tokens_stands_with_its_last(tokenizer: Any) -> None:
@@ -63,28 +67,50 @@ def test_a_record_tells_each_token_and_the_conversation(tokenizer: Any) -> None:
     assert [message["role"] for message in record["messages"]] == ["user", "assistant"]
 
 
-def rollout(number: int) -> dict[str, Any]:
-    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
-    return {
-        "step": 1 + number // 8, "group": number // 4 % 2, "sample": number % 4, "reward": float(number % 2),
-        "status": "completed", "stop": None, "loss_mask": [0, 1, 1], "advantages": [0.5, -1.5],
-        "prompt": "p" * 500, "response": "</script>\u2028", "messages": [{"role": "assistant", "tool_calls": [call]}],
-    }  # fmt: skip
+def write(results: Path, rollouts: Iterable[dict[str, Any]]) -> Path:
+    results.mkdir(exist_ok=True)
+    (results / "rollouts.jsonl").write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
+    page = write_viewer(results, "a-run")
+    assert page == results / "viewer" / "index.html"
+    return page.parent
+
+
+def places(count: int) -> list[tuple[int, int, int]]:
+    return [(one["step"], one["group"], one["sample"]) for one in map(rollout, range(count))]
 
 
 def test_the_index_has_a_row_for_each_rollout_and_chunks_hold_them(tmp_path: Path) -> None:
     count = 2 * CHUNK + 1
-    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(rollout(i)) + "\n" for i in range(count)))
-    page = write_viewer(tmp_path, "a-run")
-    assert page == tmp_path / "viewer" / "index.html"
-    index = json.loads((page.parent / "data" / "index.js").read_text().removeprefix("const INDEX = ").rstrip(";\n"))
-    assert {len(column) for name, column in index.items() if name not in ("run", "chunk")} == {count}
+    viewer = write(tmp_path, map(rollout, range(count)))
+    index = index_of(viewer)
+    assert {len(index[name]) for name in ("step", "reward", "prompt", "answer", "learnt")} == {count}
     assert (index["run"], index["step"][8], index["calls"][0], index["advantage"][0]) == ("a-run", 2, 1, -0.5)
     assert (index["stop"][0], index["learnt"][0], len(index["prompt"][0])) == ("completed", 2, 160)
-    chunks = sorted(path.name for path in (page.parent / "data").glob("chunk-*.js"))
-    assert chunks == ["chunk-00000.js", "chunk-00001.js", "chunk-00002.js"]
-    last = (page.parent / "data" / chunks[-1]).read_text()
-    assert json.loads(last.removeprefix("arrived(2, ").rstrip(");\n"))[0]["step"] == 1 + (count - 1) // 8
+    assert index["chunks"] == [0, CHUNK, 2 * CHUNK]
+    found = [found for chunk in chunks_of(viewer) for found in chunk]
+    assert [(one["step"], one["group"], one["sample"]) for one in found] == places(count)
+
+
+def test_a_chunk_of_long_answers_has_few(tmp_path: Path) -> None:
+    long = {"tokens": [0] * (CHUNK_TOKENS // 3 + 1)}
+    viewer = write(tmp_path, ({**rollout(number), **long} for number in range(7)))
+    assert index_of(viewer)["chunks"] == [0, 3, 6]
+    assert [len(chunk) for chunk in chunks_of(viewer)] == [3, 3, 1]
+
+
+def test_what_is_added_later_is_written_behind(tmp_path: Path) -> None:
+    viewer = Viewer(tmp_path, "a-run")
+    assert viewer.write(live=True) is None
+    for number in range(CHUNK + 5):
+        viewer.add(rollout(number))
+        if number in (2, CHUNK - 1, CHUNK):
+            page = viewer.write(live=True)
+            assert page is not None and len(index_of(page.parent)["step"]) == number + 1
+            assert sum(map(len, chunks_of(page.parent))) == number + 1
+    page = viewer.write()
+    assert page is not None and not index_of(page.parent)["live"]
+    found = [found for chunk in chunks_of(page.parent) for found in chunk]
+    assert [(one["step"], one["group"], one["sample"]) for one in found] == places(CHUNK + 5)
 
 
 def test_a_run_without_rollouts_has_no_viewer(tmp_path: Path) -> None:
