@@ -108,7 +108,7 @@ class RLConfig:
     log_samples: Operational[int] = Field(
         default=8,
         ge=0,
-        description="Samples per step, group by group, kept in the record of rollouts and its viewer: 14 bytes a token.",
+        description="Samples per step, group by group, kept in the rollouts' record and viewer: 14 bytes a token.",
     )
     checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 
