@@ -14,4 +14,6 @@ def batch_indices(
     """
     per_epoch = -(-sum(sizes) // batch_size)
     epoch, position = divmod(step, per_epoch)
-    return epoch_order(sizes, weights, seed, epoch)[position * batch_size : (position + 1) * batch_size]
+    order = epoch_order(sizes, weights, seed, epoch)
+    batch: list[int] = order[position * batch_size : (position + 1) * batch_size].tolist()
+    return batch

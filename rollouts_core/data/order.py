@@ -15,17 +15,16 @@ import numpy.typing as npt
 Places = npt.NDArray[np.int64]
 
 
-def epoch_order(sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int) -> list[int]:
+def epoch_order(sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int) -> Places:
     """The examples of an epoch, from 0, counted through all sources. `weights` are of a mixture; empty without one."""
     return _order(tuple(sizes), tuple(weights), seed, epoch)
 
 
 @lru_cache(maxsize=4)
-def _order(sizes: tuple[int, ...], weights: tuple[float, ...], seed: int, epoch: int) -> list[int]:
+def _order(sizes: tuple[int, ...], weights: tuple[float, ...], seed: int, epoch: int) -> Places:
     examples = sum(sizes)
     if len(sizes) == 1 or not weights:
-        order: list[int] = np.random.default_rng([seed, epoch]).permutation(examples).tolist()
-        return order
+        return np.random.default_rng([seed, epoch]).permutation(examples)
     draws = np.arange(epoch * examples, (epoch + 1) * examples)
     found = np.empty(examples, np.int64)
     left, first = np.ones(examples, bool), 0
@@ -36,8 +35,7 @@ def _order(sizes: tuple[int, ...], weights: tuple[float, ...], seed: int, epoch:
         found[here] = first + _drawn(before[here], size, seed, source)
         left &= ~here
         draws, first = draws - before, first + size
-    mixed: list[int] = found.tolist()
-    return mixed
+    return found
 
 
 def _taken(draws: Places, share: float) -> Places:

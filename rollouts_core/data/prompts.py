@@ -1,12 +1,10 @@
 """The prompt buffer: prompts in seeded order, epoch after epoch, with a position that can be saved."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from rollouts_core.data.order import epoch_order
-from rollouts_core.data.tokenized import Ids
+from rollouts_core.data.order import Places, epoch_order
+from rollouts_core.data.prompt_table import PromptTable
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Prompt
 
@@ -29,7 +27,7 @@ class DataBuffer:
         buffer = self
         while len(taken) < n:
             order = buffer._order()[buffer.sample_offset : buffer.sample_offset + n - len(taken)]
-            taken += [self.prompts[index] for index in order]
+            taken += [self.prompts[index] for index in order.tolist()]
             offset = buffer.sample_offset + len(order)
             full = offset == len(self.prompts)
             buffer = replace(buffer, epoch_id=buffer.epoch_id + full, sample_offset=0 if full else offset)
@@ -41,13 +39,19 @@ class DataBuffer:
     def at(self, position: Mapping[str, int]) -> "DataBuffer":
         return replace(self, epoch_id=position["epoch_id"], sample_offset=position["sample_offset"])
 
-    def _order(self) -> list[int]:
+    def _order(self) -> Places:
         return epoch_order(self.sizes or (len(self.prompts),), self.weights, self.seed, self.epoch_id)
 
 
-def check_room(prompts: Sequence[Prompt], field: str, max_new_tokens: int, max_length: int) -> None:
-    """Raises `BadInput`, naming the config's field, when an answer may not fit behind the longest prompt."""
-    longest = max(len(prompt.tokens) for prompt in prompts)
+def of_rows(prompts: Sequence[Prompt], rows: Collection[int]) -> dict[int, Prompt]:
+    """Source row to prompt."""
+    if isinstance(prompts, PromptTable):
+        return prompts.of_rows(rows)
+    return {prompt.source_row: prompt for prompt in prompts if prompt.source_row in rows}
+
+
+def check_room(longest: int, field: str, max_new_tokens: int, max_length: int) -> None:
+    """Raises `BadInput`, naming the config's field, when an answer may not fit behind the longest prompt's tokens."""
     if longest + max_new_tokens > max_length:
         raise BadInput(
             f"the longest prompt has {longest} tokens; with {field} {max_new_tokens} it does not fit "
@@ -55,9 +59,8 @@ def check_room(prompts: Sequence[Prompt], field: str, max_new_tokens: int, max_l
         )
 
 
-def check_vocabulary(sequences: Iterable[Sequence[int] | Ids], vocab_size: int) -> None:
-    """Raises `BadInput` when the data hold tokens that the model does not have: some servers die of them."""
-    largest = max(int(np.max(tokens)) for tokens in sequences)
+def check_vocabulary(largest: int, vocab_size: int) -> None:
+    """Raises `BadInput` when the data's largest token is none of the model's: some servers die of those."""
     if largest >= vocab_size:
         raise BadInput(
             f"the data hold token {largest}, and the model's vocabulary has {vocab_size}: "

@@ -4,7 +4,6 @@
 Rows keep their source row, so that whatever is trained on can be traced to a line of a file.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,9 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from rollouts_core.data.messages import messages_from_json
-from rollouts_core.types import Prompt
 
 Ids = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
@@ -41,6 +37,8 @@ PREFERENCES = pa.schema(
         ("source_row", pa.int32()),
     ]
 )
+GROUP_ROWS = 500
+"""Read together, where rows are read when they are asked for."""
 PROMPTS = pa.schema(
     [
         ("input_ids", pa.list_(pa.int32())),
@@ -68,7 +66,7 @@ def write_table(table: pa.Table, path: Path) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    pq.write_table(table, unfinished, compression="zstd")
+    pq.write_table(table, unfinished, compression="zstd", row_group_size=GROUP_ROWS)
     unfinished.rename(path)
 
 
@@ -114,18 +112,6 @@ def directories_of(data: Path, role: str) -> list[Path]:
     """Of a role's source, or of each source of its mixture."""
     mixed = sorted(data.glob(f"{role}-*"), key=lambda path: int(path.name.removeprefix(f"{role}-")))
     return mixed or [data / role]
-
-
-def read_prompts(directory: Path) -> list[Prompt]:
-    return [
-        Prompt(
-            messages_from_json(row["messages"]),
-            tuple(row["input_ids"]),
-            json.loads(row["metadata"]),
-            row["source_row"],
-        )
-        for row in read_shards(directory).to_pylist()
-    ]
 
 
 def _lists(column: pa.ChunkedArray) -> Iterator[Ids]:

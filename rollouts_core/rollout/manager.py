@@ -20,7 +20,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from rollouts_core.concurrency import first_error
-from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.prompts import DataBuffer, of_rows
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.rewards.reward import AnyReward
@@ -119,8 +119,9 @@ def samples_of(chosen: Sequence[Outcome]) -> tuple[Sample, ...]:
 
 
 def groups_from_state(state: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Group]:
-    by_row = {prompt.source_row: prompt for prompt in prompts}
-    return [group_from_data(data, by_row) for data in state.get("groups", [])]
+    groups = state.get("groups", [])
+    by_row = of_rows(prompts, {data["row"] for data in groups})
+    return [group_from_data(data, by_row) for data in groups]
 
 
 class _Round:

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from rollouts_core.concurrency import first_error
-from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.prompts import DataBuffer, of_rows
 from rollouts_core.errors import RolloutsStalled
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.rewards.reward import AnyReward
@@ -115,8 +115,9 @@ class OverlappedRollouts:
         self._buffer = self._buffer.at(state)
         self._issued = state.get("issued", 0)
         self._waiting = groups_from_state(state, prompts)
-        by_row = {prompt.source_row: prompt for prompt in prompts}
-        for data in state.get("ready", []):
+        ready = state.get("ready", [])
+        by_row = of_rows(prompts, {data["row"] for data in ready})
+        for data in ready:
             group = group_from_data(data, by_row)
             pairs = zip(to_samples(group, self._tokenizer), data["scores"], strict=True)
             scored = tuple(

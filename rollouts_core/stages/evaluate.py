@@ -5,6 +5,7 @@ What was answered and scored before a kill, or a failure, is not asked for again
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import anyio
 
 from rollouts_core.config import EngineConfig
+from rollouts_core.data.prompt_table import read_prompts
 from rollouts_core.data.prompts import check_room
-from rollouts_core.data.tokenized import read_prompts
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.data.turns import stop_tokens
 from rollouts_core.errors import RolloutsError
@@ -47,8 +48,15 @@ def run(work: Work) -> dict[str, float]:
     assert isinstance(spec, EvaluateSpec), "the planner pairs this stage with its spec"
     wanted = spec.evaluation
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    prompts = read_prompts(work.inputs["data"] / "heldout")[: wanted.limit]
-    check_room(prompts, "evaluation.max_new_tokens", wanted.max_new_tokens, spec.max_length)
+    prompts: Sequence[Prompt] = read_prompts(work.inputs["data"] / "heldout")
+    if wanted.limit is not None:
+        prompts = prompts[: wanted.limit]
+    check_room(
+        max(len(prompt.tokens) for prompt in prompts),
+        "evaluation.max_new_tokens",
+        wanted.max_new_tokens,
+        spec.max_length,
+    )
     acting = acting_of(work.stage, spec.environment, tokenizer, spec.max_length)
     results = anyio.run(partial(_results, work, spec, tokenizer, prompts, acting))
     report = report_of(results, wanted.pass_at, wanted.slices)
@@ -72,7 +80,7 @@ def run(work: Work) -> dict[str, float]:
 
 
 async def _results(
-    work: Work, spec: EvaluateSpec, tokenizer: Any, prompts: list[Prompt], acting: Acting | None
+    work: Work, spec: EvaluateSpec, tokenizer: Any, prompts: Sequence[Prompt], acting: Acting | None
 ) -> list[Result]:
     wanted, location = spec.evaluation, work.stage.external["score"].location
     engine = embedded_engine(EngineConfig(), first_policy(work, spec, tokenizer), tokenizer, spec.max_length)

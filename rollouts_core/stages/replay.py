@@ -22,6 +22,7 @@ from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.rl import (
     buffer_of,
     manager_for,
+    prompts_of,
     reference_for,
     settings_of,
 )
@@ -91,7 +92,7 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
         model = first_policy(work, spec, tokenizer)
         engine = embedded_engine(spec.engine, model, tokenizer, spec.max_length)
         acting = acting_of(segment, spec.environment, tokenizer, spec.max_length)
-        make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(work, spec), None, acting)
+        make_manager = partial(manager_for, work, spec, tokenizer, buffer_of(prompts_of(work), spec), None, acting)
         with generating(lambda: engine, make_manager, same_thread=True) as rollouts:
             version = 0
             if spec.start > 0:

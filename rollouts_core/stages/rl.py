@@ -9,13 +9,14 @@ state of the artifact before. All three give the same bits.
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollouts_core.data.prompt_table import PromptTable
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
-from rollouts_core.data.tokenized import directories_of, read_prompts
+from rollouts_core.data.tokenized import directories_of
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.inference.engine import InferenceEngine, Truncation
 from rollouts_core.inference.registry import engine_for, shares_device
@@ -53,7 +54,6 @@ from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import Reference, reference_model, reference_server
 from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
-from rollouts_core.types import Prompt
 
 
 @dataclass
@@ -132,9 +132,10 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     seed_torch(spec.seed, "rl")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     model = first_policy(work, spec, tokenizer)
-    buffer = buffer_of(work, spec)
-    check_room(buffer.prompts, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
-    check_vocabulary([prompt.tokens for prompt in buffer.prompts], model.config.vocab_size)
+    prompts = prompts_of(work)
+    buffer = buffer_of(prompts, spec)
+    check_room(prompts.longest, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
+    check_vocabulary(prompts.largest_token(), model.config.vocab_size)
     check_context(model, spec.max_length)
     journal = RolloutJournal(work.scratch / "rollouts")
     acting = acting_of(work.stage, spec.environment, tokenizer, spec.max_length)
@@ -148,15 +149,13 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)
 
 
-def buffer_of(work: Work, spec: RLSpec) -> DataBuffer:
-    """The prompts, those of a mixture one source after another, with rows counted on from one to the next."""
-    prompts: list[Prompt] = []
-    sizes: list[int] = []
-    for directory in directories_of(work.inputs["data"], "prompts"):
-        rows = max((prompt.source_row for prompt in prompts), default=-1) + 1
-        found = [replace(prompt, source_row=rows + prompt.source_row) for prompt in read_prompts(directory)]
-        prompts, sizes = [*prompts, *found], [*sizes, len(found)]
-    return DataBuffer(prompts, spec.seed, sizes=tuple(sizes), weights=spec.weights)
+def prompts_of(work: Work) -> PromptTable:
+    """Those of a mixture one source after another, with rows counted on from one to the next."""
+    return PromptTable(directories_of(work.inputs["data"], "prompts"))
+
+
+def buffer_of(prompts: PromptTable, spec: RLSpec) -> DataBuffer:
+    return DataBuffer(prompts, spec.seed, sizes=prompts.sizes, weights=spec.weights)
 
 
 def manager_for(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from rollouts_core.config import HubDataset, Jsonl
 from rollouts_core.data.batching import batch_indices
+from rollouts_core.data.prompt_table import read_prompts
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.data.sources import Row, load_rows
-from rollouts_core.data.tokenized import count_rows, read_examples, read_prompts, write_table
+from rollouts_core.data.tokenized import count_rows, read_examples, write_table
 from rollouts_core.data.tokenizing import tokenize_examples, tokenize_prompts
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import identify_source
