@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from flows import housekeeping, machines
 from flows.preflight import checked, outputs_of, place_store, store_named, store_of
+from flows.temporary_server import TemporaryServer, start_if_wanted
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput, RolloutsError
@@ -42,9 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_command(options: argparse.Namespace) -> int:
+    server = _early_server()
     config = _config(options)
     with checked(config, options.refresh):
-        wait_for_server = _begin_server(config)
+        wait_for_server = _begin_server(server, config)
         from flows.post_train import post_train
 
         run = partial(post_train, config, options.refresh, return_state=True)
@@ -58,13 +60,18 @@ def prepare_prefect() -> None:
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "rollouts.machines")
 
 
-def _begin_server(config: PipelineConfig) -> Callable[[], None]:
-    """What waits for it; what is imported meanwhile takes as long."""
+def _early_server() -> TemporaryServer | None:
+    """Begun first of all, since it takes longest."""
     prepare_prefect()
     signal.signal(signal.SIGTERM, _interrupt)
+    return start_if_wanted()
+
+
+def _begin_server(begun: TemporaryServer | None, config: PipelineConfig) -> Callable[[], None]:
+    """What waits for it; what is imported meanwhile takes as long."""
     from flows.server import begin_server
 
-    return begin_server(outputs_of(config))
+    return begin_server(begun, outputs_of(config))
 
 
 def _run_flow(
@@ -91,6 +98,7 @@ def _run_flow(
 
 
 def eval_command(options: argparse.Namespace) -> int:
+    server = _early_server()
     config = _config(options)
     with checked(config) as stages:
         if not stages.evaluate:
@@ -99,7 +107,7 @@ def eval_command(options: argparse.Namespace) -> int:
             from rollouts_core.observe.run_list import find_run
 
             find_run(store_of(config).home, options.against)
-        wait_for_server = _begin_server(config)
+        wait_for_server = _begin_server(server, config)
         from flows.evaluate import evaluate_policies
 
         run = partial(evaluate_policies, config, options.against, return_state=True)

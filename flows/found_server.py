@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prefect.settings import PREFECT_HOME
-
 from rollouts_core.store.locks import is_held, try_lock
 
 TRIES, LOOKED_AT = 20, 0.05
@@ -32,6 +30,7 @@ class UpServer:
 def announced(server: UpServer) -> Iterator[None]:
     """Others find the server for as long as this lasts. The first of several `up` is found."""
     place = _place()
+    place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
         first = _locked(lock.fileno())
         if first:
@@ -55,6 +54,11 @@ def find_server() -> UpServer | None:
         return None
 
 
+def prefect_home() -> Path:
+    """As Prefect finds it, without importing it."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+
+
 def _locked(descriptor: int) -> bool:
     for _ in range(TRIES):
         if try_lock(descriptor):
@@ -64,6 +68,4 @@ def _locked(descriptor: int) -> bool:
 
 
 def _place() -> Path:
-    place = Path(PREFECT_HOME.value()) / "rollouts-up"
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+    return prefect_home() / "rollouts-up"

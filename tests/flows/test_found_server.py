@@ -2,30 +2,25 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.settings import PREFECT_HOME, temporary_settings
 
 from flows.found_server import UpServer, announced, find_server
 
 SERVER = UpServer("http://127.0.0.1:4200/api", "http://127.0.0.1:9", "/outputs")
 ANNOUNCER = """
-import sys, time
-from pathlib import Path
-from prefect.settings import PREFECT_HOME, temporary_settings
+import time
 from flows.found_server import UpServer, announced
-with temporary_settings({PREFECT_HOME: Path(sys.argv[1])}), announced(UpServer("http://x/api", "http://y", "/z")):
+with announced(UpServer("http://x/api", "http://y", "/z")):
     print("there", flush=True)
     time.sleep(600)
 """
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path) -> Iterator[None]:
-    with temporary_settings({PREFECT_HOME: tmp_path}):
-        yield
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
 
 
 def test_it_is_found_for_as_long_as_it_lasts() -> None:
@@ -41,7 +36,7 @@ def test_the_first_of_two_is_found() -> None:
 
 
 def test_one_that_was_killed_is_not_found(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ANNOUNCER, str(tmp_path)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", ANNOUNCER], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert find_server() == UpServer("http://x/api", "http://y", "/z")
