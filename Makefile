@@ -92,6 +92,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); the first time takes some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e .
+	-$(BIN)/prefect server database upgrade -y > /dev/null 2>&1
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed

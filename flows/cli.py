@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    server = _early_server()
+    server = _early_server(options)
     config = _config(options)
     with checked(config, options.refresh):
         wait_for_server = _begin_server(server, config)
@@ -60,11 +60,14 @@ def prepare_prefect() -> None:
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "rollouts.machines")
 
 
-def _early_server() -> TemporaryServer | None:
+def _early_server(options: argparse.Namespace) -> TemporaryServer | None:
     """Begun first of all, since it takes longest."""
     prepare_prefect()
     signal.signal(signal.SIGTERM, _interrupt)
-    return start_if_wanted()
+    server = start_if_wanted()
+    if server is not None and server.is_first and not options.quiet:
+        print("Prefect makes its database, this once: 10 to 20 s", file=sys.stderr, flush=True)
+    return server
 
 
 def _begin_server(begun: TemporaryServer | None, config: PipelineConfig) -> Callable[[], None]:
@@ -98,7 +101,7 @@ def _run_flow(
 
 
 def eval_command(options: argparse.Namespace) -> int:
-    server = _early_server()
+    server = _early_server(options)
     config = _config(options)
     with checked(config) as stages:
         if not stages.evaluate:

@@ -40,6 +40,8 @@ class TemporaryServer:
     process: "subprocess.Popen[bytes]"
     """Of its supervisor."""
     log: Path
+    is_first: bool
+    """It makes Prefect's database, which takes a while."""
 
     def wait(self) -> None:
         """Until it can be used. Raises `RolloutsError` when it has ended."""
@@ -50,6 +52,7 @@ def start_server() -> TemporaryServer:
     """It is stopped at the interpreter's end, after Prefect has sent it the last of its logs and events."""
     home, port = prefect_home(), free_port()
     home.mkdir(parents=True, exist_ok=True)
+    is_first = not (home / "prefect.db").exists()
     path = home / "rollouts-server.log"
     command = [sys.executable, *APP, "--host", "127.0.0.1", "--port", str(port)]
     with path.open("w") as log:
@@ -58,7 +61,7 @@ def start_server() -> TemporaryServer:
             env={**os.environ, **SETTINGS}, stdout=log, stderr=log,
         )  # fmt: skip
     atexit.register(stop, process)
-    return TemporaryServer(f"http://127.0.0.1:{port}/api", process, path)
+    return TemporaryServer(f"http://127.0.0.1:{port}/api", process, path, is_first)
 
 
 def start_if_wanted() -> TemporaryServer | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.errors import BadInput
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 def load_tokenizer(directory_or_name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """A tokenizer by directory or hub name. Raises `BadInput` when it cannot be had or has no chat template."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = _kind_of(Path(directory_or_name)).from_pretrained(
             directory_or_name, revision=revision, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
@@ -45,6 +45,18 @@ def load_tokenizer(directory_or_name: str, revision: str | None = None, trust_re
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _kind_of(directory: Path) -> Any:
+    """Of one that was made here, transformers' own class; to ask transformers which it is would import torch."""
+    settings = directory / "tokenizer_config.json"
+    if settings.is_file() and not (directory / "config.json").exists():
+        told = json.loads(settings.read_text())
+        if told.get("tokenizer_class") == PreTrainedTokenizerFast.__name__ and "auto_map" not in told:
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], max_length: int) -> Any:
