@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rollouts_core.config import RLConfig
 from rollouts_core.inference.engine import EVERYTHING, Truncation
 from rollouts_core.rewards.scoring import ScoringSettings
 
@@ -35,3 +36,24 @@ class RolloutConfig:
     def is_stale(self, oldest: int | None, version: int) -> bool:
         """Whether a token of version `oldest` is too old to train weights of `version`."""
         return oldest is not None and version - oldest > self.max_staleness * self.versions_per_step
+
+
+def rollout_config(training: RLConfig, seed: int, reward: str) -> RolloutConfig:
+    """As a config says it. `reward` is its name, for messages."""
+    rollouts = training.rollouts
+    return RolloutConfig(
+        batch_size=training.batch_size,
+        n_samples_per_prompt=training.n_samples_per_prompt,
+        max_new_tokens=training.max_new_tokens,
+        temperature=training.temperature,
+        seed=seed,
+        truncation=Truncation(training.top_p, training.top_k, training.min_p),
+        stop=training.stop,
+        over_sampling_factor=rollouts.over_sampling_factor,
+        max_concurrent_samples=rollouts.max_concurrent_samples,
+        max_staleness=rollouts.max_staleness,
+        versions_per_step=training.minibatches,
+        sample_seconds=rollouts.sample_seconds,
+        batch_seconds=rollouts.batch_seconds,
+        scoring=ScoringSettings(reward, rollouts.reward_seconds, training.reward_failure),
+    )

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from rollouts_core.data.tokenized import Floats, directories_of, read_preferences
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.stages.backends import Backend
 from rollouts_core.stages.policies import first_policy
 from rollouts_core.stages.specs import DPOSpec
 from rollouts_core.stages.steps import begin, make_policy
 from rollouts_core.stages.workspace import Work
 from rollouts_core.training.collate import learnt_tokens
+from rollouts_core.training.configured import Backend
 from rollouts_core.training.dpo import (
     DPOTrainingConfig,
     Pair,

@@ -24,12 +24,12 @@ from rollouts_core.stages.rl import (
     manager_for,
     prompts_of,
     reference_for,
-    settings_of,
 )
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.workspace import Session, StageLog, Work, open_session
 from rollouts_core.store.store import Store
+from rollouts_core.training.configured import rl_loop
 from rollouts_core.training.models import seed_torch
 from rollouts_core.training.rl import run_rl_training
 
@@ -70,7 +70,7 @@ def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator
         if spec.start > 0:
             backend.load(work.inputs["policy"] / "state")
         kept = KeptRollouts(directory / "batches")
-        for step in run_rl_training(backend, kept, settings_of(spec, recipe), reference, spec.start):
+        for step in run_rl_training(backend, kept, rl_loop(spec.training, recipe, spec.stop), reference, spec.start):
             then = recorded[step.step]
             names = [name for name in COMPARED if name in then]
             yield ReplayedStep(

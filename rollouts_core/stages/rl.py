@@ -18,11 +18,10 @@ from rollouts_core.data.prompt_table import PromptTable
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.inference.engine import InferenceEngine, Truncation
+from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.inference.registry import engine_for, shares_device
 from rollouts_core.metrics.health import Warnings
 from rollouts_core.rewards.functions import load_reward
-from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.filters import load_filter
 from rollouts_core.rollout.journal import RolloutJournal
@@ -31,10 +30,10 @@ from rollouts_core.rollout.manager import AsyncRolloutManager
 from rollouts_core.rollout.overlap import OverlappedRollouts
 from rollouts_core.rollout.record_files import RolloutRecord, keep_rollouts, record_files
 from rollouts_core.rollout.records import sample_record
-from rollouts_core.rollout.settings import RolloutConfig
+from rollouts_core.rollout.settings import rollout_config
 from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.acting import acting_of
-from rollouts_core.stages.backends import Backend, recipe_for, stage_backend
+from rollouts_core.stages.backends import recipe_for, stage_backend
 from rollouts_core.stages.policies import first_policy, untrained_policy
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.workspace import Work
@@ -42,6 +41,7 @@ from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe
 from rollouts_core.training.backend import TrainFuture
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
+from rollouts_core.training.configured import Backend, rl_loop
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import (
     check_context,
@@ -53,7 +53,7 @@ from rollouts_core.training.models import (
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import Reference, reference_model, reference_server
-from rollouts_core.training.rl import RLTrainingConfig, run_rl_training
+from rollouts_core.training.rl import run_rl_training
 
 
 @dataclass
@@ -78,7 +78,7 @@ def run(work: Work) -> dict[str, float]:
     record = RolloutRecord(work.scratch)
     metrics: dict[str, float] = {}
     warnings = Warnings()
-    settings = settings_of(spec, trainer.recipe)
+    settings = rl_loop(spec.training, trainer.recipe, spec.stop)
     steps = run_rl_training(trainer.backend, trainer.rollouts, settings, trainer.reference, start)
     with Checkpoints(work.scratch / "checkpoints") as checkpoints:
         for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
@@ -172,7 +172,7 @@ def manager_for(
     reward = load_reward(location)
     places = {name: work.stage.external[name].location for name in work.stage.external if name.startswith("filter-")}
     filters = {location: load_filter(location) for _, location in sorted(places.items())}
-    config = rollout_config(spec, location)
+    config = rollout_config(spec.training, spec.seed, location)
     if spec.training.rollouts.generation == "overlapped":
         return OverlappedRollouts(engine, tokenizer, buffer, reward, config, filters, acting)
     kept = journal if spec.training.rollouts.generation == "on_policy" else None
@@ -195,40 +195,6 @@ def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
         frozen = untrained_policy(work, spec, tokenizer)
     policy = Policy(frozen.requires_grad_(False), spec.training.temperature, entropy=False).eval()
     return reference_model(partial(score_batch, policy))
-
-
-def settings_of(spec: RLSpec, recipe: Recipe) -> RLTrainingConfig:
-    training = spec.training
-    return RLTrainingConfig(
-        num_steps=spec.stop,
-        recipe=recipe,
-        minibatches=training.minibatches,
-        tokens_per_pass=training.tokens_per_pass,
-        max_new_tokens=training.max_new_tokens,
-        kl_in_reward=training.kl_coef if training.kl_as == "reward" else 0.0,
-        recompute_old=training.rollouts.correction != "none",
-        only_advantages=not training.entropy_coef and not (training.kl_coef and training.kl_as == "loss"),
-    )
-
-
-def rollout_config(spec: RLSpec, reward: str) -> RolloutConfig:
-    training, rollouts = spec.training, spec.training.rollouts
-    return RolloutConfig(
-        batch_size=training.batch_size,
-        n_samples_per_prompt=training.n_samples_per_prompt,
-        max_new_tokens=training.max_new_tokens,
-        temperature=training.temperature,
-        seed=spec.seed,
-        truncation=Truncation(training.top_p, training.top_k, training.min_p),
-        stop=training.stop,
-        over_sampling_factor=rollouts.over_sampling_factor,
-        max_concurrent_samples=rollouts.max_concurrent_samples,
-        max_staleness=rollouts.max_staleness,
-        versions_per_step=training.minibatches,
-        sample_seconds=rollouts.sample_seconds,
-        batch_seconds=rollouts.batch_seconds,
-        scoring=ScoringSettings(reward, rollouts.reward_seconds, training.reward_failure),
-    )
 
 
 def _save(trainer: Trainer, directory: Path) -> TrainFuture[None]:

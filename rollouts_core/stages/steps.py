@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from rollouts_core.data.prompts import check_vocabulary
-from rollouts_core.stages.backends import Backend, stage_backend
+from rollouts_core.stages.backends import stage_backend
 from rollouts_core.stages.specs import DPOSpec, SFTSpec
 from rollouts_core.stages.workspace import Work
 from rollouts_core.training.backend import Metrics, TrainStep
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
+from rollouts_core.training.configured import Backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import check_context, save_policy, seed_torch
 
