@@ -8,11 +8,11 @@ once.
 import json
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,15 @@ class _RowGroup:
 
 def read_prompts(directory: Path) -> "PromptTable":
     return PromptTable([directory])
+
+
+def prompts_in(table: pa.Table) -> list[Prompt]:
+    return [_prompt(row, row["source_row"]) for row in table.to_pylist()]
+
+
+def _prompt(row: Mapping[str, Any], source_row: int) -> Prompt:
+    messages, metadata = messages_from_json(row["messages"]), json.loads(row["metadata"])
+    return Prompt(messages, tuple(row["input_ids"]), metadata, source_row)
 
 
 class PromptTable(Sequence[Prompt]):
@@ -102,8 +111,7 @@ class PromptTable(Sequence[Prompt]):
         number = bisect_right(self._ends, place)
         table = self._table(self._groups[number])
         (row,) = table.slice(place - (self._ends[number] - len(table)), 1).to_pylist()
-        messages, metadata = messages_from_json(row["messages"]), json.loads(row["metadata"])
-        return Prompt(messages, tuple(row["input_ids"]), metadata, int(self._rows[place]))
+        return _prompt(row, int(self._rows[place]))
 
     def _table(self, group: _RowGroup) -> pa.Table:
         with self._lock:

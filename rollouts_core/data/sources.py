@@ -7,7 +7,7 @@ metadata, which rewards read. Problems name the file and the line, and are repor
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -96,14 +96,25 @@ Begin = Callable[[Mapping[str, Any]], tuple[Sequence[Message], Sequence[Data]]]
 """Makes the first messages, and the tools there are, of a row that may be anything."""
 
 
-def load_rows(source: Source, external: External) -> list[Row]:
+def load_rows(source: Source, external: External, begin: Begin | None = None) -> list[Row]:
     """All rows of a source. Raises `FaultyRows`, and `BadInput` where there are none."""
-    found = list(read_rows(source, external))
+    rows = _good(read_rows(source, external, begin))
+    if not rows:
+        raise BadInput(f"{external.location or source}: the data set is empty")
+    return rows
+
+
+def rows_of(values: Iterable[Mapping[str, Any]], name: str, begin: Begin | None = None) -> list[Row]:
+    """Rows that are there already. Raises `FaultyRows`, which call them by `name` and number."""
+    raw = (RawRow(index, f"{name}, row {index}", dict(value)) for index, value in enumerate(values))
+    return _good(_checked(row, begin) for row in raw)
+
+
+def _good(found: Iterable[Row | FaultyRow]) -> list[Row]:
+    found = list(found)
     rows = [row for row in found if isinstance(row, Row)]
     if faulty := [row for row in found if isinstance(row, FaultyRow)]:
         raise FaultyRows(faulty)
-    if not rows:
-        raise BadInput(f"{external.location or source}: the data set is empty")
     return rows
 
 

@@ -87,18 +87,25 @@ def count_rows(directory: Path) -> dict[str, float]:
 
 
 def read_examples(directory: Path) -> list[Example]:
+    return examples_in(read_shards(directory, ["input_ids", "loss_mask"]))
+
+
+def examples_in(table: pa.Table) -> list[Example]:
     """Their arrays are views of the table's."""
-    table = read_shards(directory, ["input_ids", "loss_mask"])
-    columns = (_lists(table[name]) for name in table.column_names)
+    columns = (_lists(table[name]) for name in ("input_ids", "loss_mask"))
     return [Example(ids, mask) for ids, mask in zip(*columns, strict=True)]
 
 
 def read_preferences(directory: Path) -> list[tuple[Example, Example]]:
+    return preferences_in(read_shards(directory, PREFERENCES.names[:4]))
+
+
+def preferences_in(table: pa.Table) -> list[tuple[Example, Example]]:
     """The chosen and the rejected; `shared` counts the first tokens that they have in common and that neither learns.
 
     Their arrays are views of the table's.
     """
-    columns = [_lists(column) for column in read_shards(directory, PREFERENCES.names[:4]).columns]
+    columns = [_lists(table[name]) for name in PREFERENCES.names[:4]]
     pairs = []
     for ids, mask, other_ids, other_mask in zip(*columns, strict=True):
         given = min(int(mask.argmax()), int(other_mask.argmax()))

@@ -7,11 +7,9 @@ Where the segment begins: at its own last checkpoint; or warm, where this proces
 state of the artifact before. All three give the same bits.
 """
 
-import json
 import shutil
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rollouts_core.data.prompt_table import PromptTable
@@ -27,10 +25,10 @@ from rollouts_core.rollout.filters import load_filter
 from rollouts_core.rollout.journal import RolloutJournal
 from rollouts_core.rollout.kept import keep_batch
 from rollouts_core.rollout.manager import AsyncRolloutManager
+from rollouts_core.rollout.managers import create_manager
 from rollouts_core.rollout.overlap import OverlappedRollouts
 from rollouts_core.rollout.record_files import RolloutRecord, keep_rollouts, record_files
 from rollouts_core.rollout.records import sample_record
-from rollouts_core.rollout.settings import rollout_config
 from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.backends import recipe_for, stage_backend
@@ -39,7 +37,6 @@ from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.workspace import Work
 from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe
-from rollouts_core.training.backend import TrainFuture
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend, rl_loop
 from rollouts_core.training.inspection import keeping_nonfinite
@@ -54,6 +51,7 @@ from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import Reference, reference_model, reference_server
 from rollouts_core.training.rl import run_rl_training
+from rollouts_core.training.rl_state import load_rl, save_rl
 
 
 @dataclass
@@ -95,14 +93,14 @@ def run(work: Work) -> dict[str, float]:
             if spec.training.rollouts.keep_batches:
                 keep_batch(work.scratch / "batches", step.step, step.samples)
             if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
-                checkpoints.begin(step.step, partial(_save, trainer))
+                checkpoints.begin(step.step, partial(save_rl, trainer.backend, trainer.rollouts))
             if (complete := checkpoints.completed()) is not None:
                 trainer.journal.forget(complete)
     if spec.backend.lora is not None:
         trainer.backend.save_adapter(work.out / "adapter")
     save_policy(trainer.model, trainer.tokenizer, work.out / "policy", trainer.backend.get_weights().result())
     (work.out / "state").mkdir()
-    _save(trainer, work.out / "state").result()
+    save_rl(trainer.backend, trainer.rollouts, work.out / "state").result()
     for path in (work.scratch / "metrics.jsonl", *record_files(work.scratch)):
         shutil.copyfile(path, work.out / path.name)
     if spec.training.rollouts.keep_batches:
@@ -120,10 +118,10 @@ def _resume(work: Work, spec: RLSpec) -> tuple[Trainer, int]:
     if found := last_checkpoint(work.scratch / "checkpoints"):
         start, directory = found
         print(f"resuming after step {start}")
-        _load(trainer, directory)
+        load_rl(trainer.backend, trainer.rollouts, directory)
         return trainer, start
     if warm is None and spec.start > 0:
-        _load(trainer, work.inputs["policy"] / "state")
+        load_rl(trainer.backend, trainer.rollouts, work.inputs["policy"] / "state")
     return trainer, spec.start
 
 
@@ -172,11 +170,9 @@ def manager_for(
     reward = load_reward(location)
     places = {name: work.stage.external[name].location for name in work.stage.external if name.startswith("filter-")}
     filters = {location: load_filter(location) for _, location in sorted(places.items())}
-    config = rollout_config(spec.training, spec.seed, location)
-    if spec.training.rollouts.generation == "overlapped":
-        return OverlappedRollouts(engine, tokenizer, buffer, reward, config, filters, acting)
-    kept = journal if spec.training.rollouts.generation == "on_policy" else None
-    return AsyncRolloutManager(engine, tokenizer, buffer, reward, config, filters, kept, acting)
+    return create_manager(
+        spec.training, spec.seed, tokenizer, buffer, reward, location, filters, journal, acting, engine
+    )
 
 
 def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
@@ -195,14 +191,3 @@ def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
         frozen = untrained_policy(work, spec, tokenizer)
     policy = Policy(frozen.requires_grad_(False), spec.training.temperature, entropy=False).eval()
     return reference_model(partial(score_batch, policy))
-
-
-def _save(trainer: Trainer, directory: Path) -> TrainFuture[None]:
-    (directory / "rollouts.json").write_text(json.dumps(trainer.rollouts.state()))
-    saving: TrainFuture[None] = trainer.backend.save(directory)
-    return saving
-
-
-def _load(trainer: Trainer, directory: Path) -> None:
-    trainer.backend.load(directory)
-    trainer.rollouts.restore(json.loads((directory / "rollouts.json").read_text()))

@@ -132,7 +132,12 @@ def recipe_of(algorithm: named.Algorithm, max_new_tokens: int, custom: CustomAdv
             return Recipe(_teachers, _tokenwise(reinforce_loss), "token", own_penalty=1.0)
         case named.CustomAlgorithm(clip_low=low, clip_high=high, aggregation=aggregation):
             assert custom is not None, "the stage loads the function"
-            return Recipe(partial(_own, custom), _clipped(low, high), aggregation, (low, high))
+            return Recipe(own_advantages(custom), _clipped(low, high), aggregation, (low, high))
+
+
+def own_advantages(custom: CustomAdvantages) -> Callable[[Outcome], Advantages]:
+    """What a recipe has in its place. Raises `BadInput` when it is called, for other than finite numbers of each."""
+    return partial(_own, custom)
 
 
 def _outcome(

@@ -8,6 +8,7 @@ from rollouts_core.training.algorithms import Recipe
 from rollouts_core.training.backend import LossFunction
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_dpo_loss, create_rl_loss
+from rollouts_core.training.optimizers import OwnOptimizer
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.ranks import Ranks
 from rollouts_core.training.rl import RLTrainingConfig
@@ -23,22 +24,23 @@ def backend_for(
     recipe: Recipe | None = None,
     ranks: Ranks | None = None,
     loss: LossFunction | None = None,
+    optimizer: OwnOptimizer | None = None,
 ) -> Backend:
-    """The backend that trains the model in place, or a rank's part of it. `recipe` is RL's; `loss` takes the place of
-    the config's own."""
+    """The backend that trains the model in place, or a rank's part of it. `recipe` is RL's; `loss` and `optimizer`
+    take the place of the config's own."""
     match training:
         case SFTConfig():
             rate = create_scheduler(training.schedule, training.warmup_steps, training.steps)
-            return _backend(training, backend, model, loss or create_cross_entropy_loss(), rate, ranks)
+            return _backend(training, backend, model, loss or create_cross_entropy_loss(), rate, ranks, optimizer)
         case DPOConfig(beta=beta):
             rate = create_scheduler(training.schedule, training.warmup_steps, training.steps)
-            return _backend(training, backend, model, loss or create_dpo_loss(beta), rate, ranks)
+            return _backend(training, backend, model, loss or create_dpo_loss(beta), rate, ranks, optimizer)
         case RLConfig():
             assert recipe is not None, "RL's caller knows its algorithm"
             rate = create_scheduler("constant", training.warmup_steps, 0)
             own = loss or create_rl_loss(recipe, extras_of(training))
             options = {"temperature": training.temperature, "critic": recipe.critic}
-            return _backend(training, backend, model, own, rate, ranks, **options)
+            return _backend(training, backend, model, own, rate, ranks, optimizer, **options)
 
 
 def rl_loop(training: RLConfig, recipe: Recipe, num_steps: int) -> RLTrainingConfig:
@@ -77,13 +79,14 @@ def _backend(
     loss: LossFunction,
     rate: Rate,
     ranks: Ranks | None,
+    optimizer: OwnOptimizer | None,
     **options: Any,
 ) -> Backend:
     decay, norm = training.weight_decay, training.max_grad_norm
     return create_backend(
         model,
         loss,
-        Optimization(training.learning_rate, training.optimizer, decay, norm, rate),
+        Optimization(training.learning_rate, optimizer or training.optimizer, decay, norm, rate),
         ranks,
         activation_checkpointing=backend.activation_checkpointing,
         lora=backend.lora,

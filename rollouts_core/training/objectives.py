@@ -82,7 +82,10 @@ class Extras:
     value_clip: float = 0.2
 
 
-def create_rl_loss(recipe: Recipe, extras: Extras) -> LossFunction:
+NOTHING_MORE = Extras()
+
+
+def create_rl_loss(recipe: Recipe, extras: Extras = NOTHING_MORE) -> LossFunction:
     """w l + kl_coef KL - entropy_coef H + value_coef L_V per token, aggregated as the recipe says.
 
     l is the recipe's loss against the engine's log-probabilities (w = 1); with a correction it is against the

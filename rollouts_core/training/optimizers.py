@@ -8,7 +8,7 @@ Decision: Muon takes the matrices inside the layers, AdamW the rest (embeddings,
 (arXiv 2502.16982, eq. 4).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -17,6 +17,8 @@ from torch import nn
 from rollouts_core.training.schedule import Rate
 
 OptimizerName = Literal["adamw", "muon"]
+OwnOptimizer = Callable[[list[torch.Tensor], float], torch.optim.Optimizer]
+"""One's own: the float32 parameters and the learning rate in, the optimizer out."""
 
 
 def create_adamw_optimizer(
@@ -30,8 +32,13 @@ def create_adamw_optimizer(
 
 
 def create_optimizers(
-    name: OptimizerName, parameters: Mapping[str, torch.Tensor], learning_rate: float, weight_decay: float = 0.0
+    name: OptimizerName | OwnOptimizer,
+    parameters: Mapping[str, torch.Tensor],
+    learning_rate: float,
+    weight_decay: float = 0.0,
 ) -> list[torch.optim.Optimizer]:
+    if callable(name):
+        return [name(list(parameters.values()), learning_rate)]
     if name == "adamw":
         return [create_adamw_optimizer(parameters, learning_rate, weight_decay)]
     inner = {path: value for path, value in parameters.items() if value.ndim == 2 and ".layers." in path}

@@ -26,7 +26,7 @@ from rollouts_core.training.backend import (
 from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
 from rollouts_core.training.flops import flops_of, peak_flops
 from rollouts_core.training.lora import model_weights, save_adapter
-from rollouts_core.training.optimizers import MasterWeights, OptimizerName, create_optimizers, set_rate
+from rollouts_core.training.optimizers import MasterWeights, OptimizerName, OwnOptimizer, create_optimizers, set_rate
 from rollouts_core.training.packed import padding_of
 from rollouts_core.training.pending import PendingMetrics, fetch
 from rollouts_core.training.policy import Policy, PolicyOptions, create_policy
@@ -39,7 +39,7 @@ class Optimization:
     """How gradients become steps."""
 
     learning_rate: float
-    optimizer: OptimizerName = "adamw"
+    optimizer: OptimizerName | OwnOptimizer = "adamw"
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     rate: Rate = lambda step: 1.0

@@ -86,8 +86,13 @@ def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> Metrics
 
 
 def loss_metrics(minibatches: Sequence[Metrics]) -> Metrics:
-    """The step's loss metrics from those of its minibatches; the engine mismatch is the first's, before any step."""
+    """The step's loss metrics from those of its minibatches; the engine mismatch is the first's, before any step.
+
+    A loss of one's own has its own.
+    """
     total, first = combined(minibatches), minibatches[0]
+    if "tokens_sum" not in total:
+        return {name.removesuffix("_sum"): value for name, value in total.items()}
     tokens = max(1.0, total["tokens_sum"])
     optional = {
         "kl": "kl_sum",

@@ -77,6 +77,22 @@ def passes_of(
     return [sorted(index for unit in chosen for index in units[unit]) for chosen in best_fit(sizes, tokens_per_pass)]
 
 
+def prepare_grpo_batch(
+    samples: Sequence[Sample], advantages: Sequence[float | Floats], aggregation: Aggregation = "token"
+) -> TrainBatch:
+    """One pass over all samples. `advantages`: a number for each sample, or for each of its learnt tokens.
+
+    Raises `BadInput` when no token is learnt, or when there are other advantages than samples.
+    """
+    if len(advantages) != len(samples):
+        raise BadInput(f"advantages: there are {len(advantages)}, and {len(samples)} samples")
+    examples = to_streams(samples)
+    each = [np.zeros(int(example.loss_mask.sum())) + of for example, of in zip(examples, advantages, strict=True)]
+    examples = with_streams(examples, "advantages", each)
+    longest = max(len(of) for of in each)
+    return pack_batch(examples, normalizer_of(examples, aggregation, longest))
+
+
 def with_streams(examples: Sequence[Example], name: str, values: Sequence[Floats]) -> list[Example]:
     return [
         replace(example, streams={**example.streams, name: value})

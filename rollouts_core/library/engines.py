@@ -1,0 +1,78 @@
+"""The engine that generates: a copy of the model in this process, a server by its address, or one's own."""
+
+import json
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from rollouts_core.config import EngineConfig
+from rollouts_core.errors import BadInput
+from rollouts_core.inference.engine import InferenceEngine, ModelLimits, shapes_of
+from rollouts_core.inference.registry import embedded_engine
+from rollouts_core.inference.replicas import FixedServers
+from rollouts_core.inference.torch_engine import TorchEngine, copy_of
+from rollouts_core.library.models import LanguageModel
+
+ANSWER_SECONDS = 10.0
+SHARED_MEMORY = Path("/dev/shm")
+
+MakeEngine = Callable[[], InferenceEngine]
+
+
+def create_engine(policy: LanguageModel, max_length: int | None = None) -> TorchEngine:
+    """An engine in this process, for loops that are written out: `generate` gives completions, `update_weights` takes
+    the trained weights. `max_length`: tokens of the longest prompt and answer together; None: all that the model has.
+
+    Example:
+        >>> engine = rc.create_engine(policy, max_length=512)
+        >>> samples = rc.generate_samples(engine, policy.tokenizer, prompts, rc.RolloutConfig(...))
+    """
+    return TorchEngine(copy_of(policy.model), max_length or policy.longest)
+
+
+def check_engine(engine: Any) -> None:
+    """Raises `BadInput`, naming the argument, where it is none of what `maker_of` takes."""
+    if isinstance(engine, str):
+        kind_at(engine)
+    elif engine is not None and not callable(engine):
+        raise BadInput(f"engine: a {type(engine).__name__} is no address, and no function that makes an engine")
+
+
+@contextmanager
+def maker_of(engine: Any, policy: LanguageModel, max_length: int) -> Iterator[tuple[MakeEngine, bool]]:
+    """What makes the engine in its event loop, and whether it works in this process.
+
+    `engine`: None, the address of an SGLang or vLLM server, or a function that makes an `InferenceEngine`.
+    """
+    if engine is None:
+        yield partial(embedded_engine, EngineConfig(), copy_of(policy.model), policy.tokenizer, max_length), True
+    elif isinstance(engine, str):
+        kind = kind_at(engine)
+        limits = ModelLimits(
+            max_length, policy.model.config.vocab_size, shapes_of(dict(policy.model.named_parameters()))
+        )
+        parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="rollouts-weights-", dir=parent) as memory:
+            servers = FixedServers([engine.rstrip("/")], memory=Path(memory))
+            create = import_module(f"rollouts_core.inference.{kind}").create
+            yield partial(create, EngineConfig(kind=kind), servers, limits, Path(memory)), False
+    else:
+        yield engine, False
+
+
+def kind_at(address: str) -> Literal["sglang", "vllm"]:
+    """Which server answers there. Raises `BadInput` when none does, or another."""
+    url = f"{address.rstrip('/')}/v1/models"
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            owner = str(json.load(answer)["data"][0]["owned_by"])
+    except (OSError, ValueError, LookupError) as error:
+        raise BadInput(f"engine: {url} does not answer as a server of models does: {error}") from None
+    if owner == "sglang" or owner == "vllm":
+        return owner  # type: ignore[return-value]
+    raise BadInput(f"engine: {address} is served by {owner}; SGLang and vLLM are known")
