@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: demo smollm2 test lint hooks test-slow test-sglang test-vllm test-verifiers test-lowest engines gpu-wheels generation training seeds faults benchmark system install \
+.PHONY: demo smollm2 test lint docs hooks test-slow test-sglang test-vllm test-verifiers test-lowest engines gpu-wheels generation training seeds faults benchmark system install \
 	install-dev clean
 
 demo: install
@@ -24,6 +24,9 @@ lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: install-dev
+	$(BIN)/mkdocs build --strict --quiet
 
 hooks: install-dev
 	$(BIN)/pre-commit install

@@ -25,9 +25,10 @@ class Tokenized:
 def tokenize_conversation(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Data] = (), roles: Sequence[str] = ASSISTANT
 ) -> list[Tokenized]:
-    """The sequences that teach the turns of these roles: one, unless the template rewrites earlier turns.
+    """A conversation as token ids and loss masks, of which the turns of these roles are learnt.
 
-    Raises `BadInput` when the template fails or loses something.
+    One sequence, unless the template rewrites earlier turns. Raises `BadInput` when the template fails or loses
+    something.
     """
     return encode_rendered(tokenizer, render_conversation(chat_format(tokenizer), messages, tools, roles))
 

@@ -11,7 +11,8 @@ from rollouts_core.types import Prompt
 
 @dataclass(frozen=True)
 class DataBuffer:
-    """Where in the prompts training stands. Immutable: taking prompts gives the next buffer."""
+    """Prompts in a seeded order, epoch after epoch, and a position in them. Immutable: taking prompts gives the next
+    buffer."""
 
     prompts: Sequence[Prompt]
     seed: int

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from rollouts_core.config.schema import leaves
 from rollouts_core.errors import BadInput
 from rollouts_core.library.models import LanguageModel
+from rollouts_core.library.progress import Bar, bar_of
 from rollouts_core.training.backend import Metrics, TrainFuture
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend
@@ -55,7 +54,7 @@ class Training(Iterator[StepT], Generic[StepT]):
         """The model, which is trained in place, and its tokenizer."""
         self.backend = backend
         self._steps, self._total, self._shown = steps, total, shown
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._ended = False
         _open.add(self)
 
@@ -98,20 +97,15 @@ class Training(Iterator[StepT], Generic[StepT]):
         self.close()
 
     def _show(self, step: StepT) -> None:
-        if self._bar is None:
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, auto_refresh=False, disable=not _has_screen())
-            self._bar.start()
-            self._bar.add_task("", total=self._total)
+        self._bar = self._bar or bar_of(self._total)
         value = step.metrics.get(self._shown)
-        told = "" if value is None else f"{self._shown} {value:.4g}"
-        self._bar.update(self._bar.task_ids[0], completed=step.step, description=told, refresh=True)
+        self._bar.move(step.step, "" if value is None else f"{self._shown} {value:.4g}")
 
     def _end(self) -> None:
         self._ended = True
         _open.discard(self)
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.end()
             self._bar = None
 
 
@@ -153,10 +147,6 @@ def with_checkpoints(
             if (complete := checkpoints.completed()) is not None:
                 covered(complete)
             yield step
-
-
-def _has_screen() -> bool:
-    return "ipykernel" in sys.modules or sys.stderr.isatty()
 
 
 def _let_go_of_those_left() -> None:

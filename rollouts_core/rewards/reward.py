@@ -19,7 +19,7 @@ from rollouts_core.types import Sample
 
 @dataclass(frozen=True)
 class Reward:
-    """More than a number."""
+    """A reward that says what it is made of, or what single turns have earned."""
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class GroupReward:
 
 @dataclass(frozen=True)
 class OpenReward:
-    """Is opened once, in the event loop that it is used in, and closed when nobody uses it any more."""
+    """A reward that needs something open: opened once, in the event loop that it is used in, and closed at the end."""
 
     open: Callable[[], AbstractAsyncContextManager["RewardFunction | GroupReward"]]
     check: Callable[[], None] = lambda: None

@@ -119,7 +119,7 @@ async def rewards_of(reward: RewardFunction | GroupReward, answers: Sequence[Sam
 
 
 def compute_reward(sample: Sample, reward: Callable[[Sample], Any], name: str) -> Reward:
-    """One answer's, of a plain function. Raises `RewardFailed`, naming row and answer, on an exception or a
+    """The reward of one answer by a plain function. Raises `RewardFailed`, naming row and answer, on an exception or a
     non-number."""
     try:
         value = reward(sample)
@@ -129,7 +129,7 @@ def compute_reward(sample: Sample, reward: Callable[[Sample], Any], name: str) -
 
 
 def rewarded(sample: Sample, reward: Reward | None) -> Sample:
-    """Without one, as it is."""
+    """A sample with its reward; without one, as it is."""
     if reward is None:
         return sample
     return replace(sample, reward=reward.total, rewards=reward.components, turn_rewards=reward.turns)

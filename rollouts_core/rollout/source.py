@@ -56,10 +56,14 @@ def generating(
     colocated: bool = False,
     same_thread: bool = False,
 ) -> Iterator["GeneratedRollouts"]:
-    """Batches from an engine. `colocated`: it gives its memory away while the trainer works. `same_thread`: nothing
-    goes on while nobody waits for a batch."""
+    """Batches from an engine and a manager, for as long as the block lasts.
+
+    `colocated`: the engine gives its memory away while the trainer works. `same_thread`: nothing goes on while nobody
+    waits for a batch, so the loop turns in the caller's thread, unless another does.
+    """
     with ExitStack() as stack:
-        portal: Portal = stack.enter_context(_Here()) if same_thread else stack.enter_context(start_blocking_portal())
+        here = same_thread and not _in_a_loop()
+        portal: Portal = stack.enter_context(_Here()) if here else stack.enter_context(start_blocking_portal())
         engine = portal.call(make_engine)
         stack.callback(_close, portal, engine)
         manager = portal.call(make_manager, engine)
@@ -67,6 +71,14 @@ def generating(
         rollouts = GeneratedRollouts(portal, engine, manager, colocated)
         stack.callback(rollouts.end)
         yield rollouts
+
+
+def _in_a_loop() -> bool:
+    """Whether a loop turns in this thread already, as in a notebook."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return True
+    return False
 
 
 class _Here:

@@ -34,7 +34,7 @@ def compute_advantages(rewards: Sequence[float], group_index: Sequence[int], nor
 
 
 def leave_one_out_advantages(rewards: Sequence[float], group_index: Sequence[int]) -> list[float]:
-    """RLOO's: A_i = r_i - mean of the others of its group (arXiv 2402.14740, eq. 8). A group of one gets 0.
+    """RLOO's advantages: A_i = r_i - mean of the others of its group (arXiv 2402.14740, eq. 8). A group of one gets 0.
 
     Equal to n / (n - 1) times the centred reward.
     """

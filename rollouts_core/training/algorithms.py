@@ -79,6 +79,8 @@ PolicyLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, i
 
 @dataclass(frozen=True)
 class Recipe:
+    """What an algorithm is made of: advantages, a loss per token, and how losses become one number."""
+
     advantages: Callable[[Outcome], Advantages]
     losses: PolicyLoss
     aggregation: Aggregation

@@ -31,7 +31,7 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """One forward-backward pass. What is not learnt, prompts and observations, is only looked at."""
+    """The sequences of one forward-backward pass, packed in a row. What is not learnt is only looked at."""
 
     tokens_N: torch.Tensor
     positions_N: torch.Tensor
@@ -68,7 +68,7 @@ class TrainBatch:
 
 
 class TokenScores(NamedTuple):
-    """Of each learnt token, in the order of the batch; float32."""
+    """What the policy says of each learnt token, in the order of the batch; float32."""
 
     logprobs_M: torch.Tensor
     entropy_M: torch.Tensor | None = None

@@ -86,7 +86,9 @@ NOTHING_MORE = Extras()
 
 
 def create_rl_loss(recipe: Recipe, extras: Extras = NOTHING_MORE) -> LossFunction:
-    """w l + kl_coef KL - entropy_coef H + value_coef L_V per token, aggregated as the recipe says.
+    """The loss of an algorithm of RL, aggregated as its recipe says.
+
+    Per token it is w l + kl_coef KL - entropy_coef H + value_coef L_V.
 
     l is the recipe's loss against the engine's log-probabilities (w = 1); with a correction it is against the
     trainer's before the step, and w is `importance_weights` of the two. With `kl_coef`, the batch has the reference's

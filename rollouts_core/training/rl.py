@@ -37,6 +37,8 @@ from rollouts_core.types import Sample
 
 @dataclass(frozen=True)
 class RLTrainingConfig:
+    """What `run_rl_training` is told of its steps, batches and algorithm."""
+
     num_steps: int
     recipe: Recipe
     minibatches: int = 1

@@ -20,6 +20,7 @@ def create_scheduler(kind: Schedule, warmup_steps: int, num_steps: int) -> Rate:
 
 
 def create_warmup_cosine_scheduler(warmup_steps: int, num_steps: int) -> Rate:
+    """A linear warm-up, then a cosine to zero: the factor on the learning rate at each step."""
     return create_scheduler("cosine", warmup_steps, num_steps)
 
 

@@ -17,6 +17,8 @@ from rollouts_core.training.collate import learnt_tokens, pack_batch
 
 @dataclass(frozen=True)
 class SFTTrainingConfig:
+    """What `run_sft_training` is told of its steps and batches."""
+
     num_steps: int
     batch_size: int
     seed: int

@@ -20,6 +20,8 @@ from rollouts_core.types.messages import Data, Message, ToolCall, ToolResult
 
 
 class StopReason(StrEnum):
+    """Why an episode ended."""
+
     ANSWERED = "answered"
     """The assistant has answered, and the environment has nothing to say to it."""
     ENVIRONMENT = "environment"

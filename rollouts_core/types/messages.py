@@ -10,6 +10,8 @@ Data = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ToolCall:
+    """That the assistant wants a tool to be called."""
+
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
@@ -33,6 +35,8 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Message:
+    """One turn of a conversation, with the tools it calls."""
+
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()

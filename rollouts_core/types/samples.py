@@ -11,6 +11,8 @@ from rollouts_core.types.messages import Message
 
 
 class Status(StrEnum):
+    """How far a sample has come, or how it ended."""
+
     PENDING = "pending"
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -20,6 +22,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Prompt:
+    """A prompt, tokenized, with what its reward needs."""
+
     messages: tuple[Message, ...]
     tokens: tuple[int, ...]
     """Rendered by the chat template, generation prompt included."""
@@ -36,6 +40,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sample:
+    """One answer to a prompt: tokens, what is learnt of them, log-probabilities and the reward."""
+
     prompt: Prompt
     response: str
     """The answer as text, without special tokens; of several turns, the last."""

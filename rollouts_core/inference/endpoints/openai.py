@@ -31,7 +31,7 @@ async def completions_endpoint(
 
 @dataclass(frozen=True)
 class OpenAIEndpoint:
-    """`/chat/completions`. Fits `Endpoint`."""
+    """A service that speaks OpenAI's `/chat/completions`. Fits `Endpoint`."""
 
     client: Client
 
