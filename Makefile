@@ -55,7 +55,7 @@ engines: .engines/sglang .engines/vllm
 
 .engines/lowest/.installed: pyproject.toml $(VENV)/.installed-dev
 	mkdir -p .engines
-	$(BIN)/uv pip compile -q --resolution lowest-direct --python $(BIN)/python pyproject.toml --extra dev \
+	$(BIN)/uv pip compile -q --resolution lowest-direct --python $(BIN)/python pyproject.toml --extra pipeline --extra dev \
 		-o .engines/lowest.txt
 	$(BIN)/uv venv -q --clear --python $(BIN)/python $(@D)
 	$(BIN)/uv pip sync -q --python $(@D)/bin/python .engines/lowest.txt
@@ -94,12 +94,12 @@ install-dev: $(VENV)/.installed-dev
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); the first time takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(BIN)/pip install -q -c constraints.txt -e ".[pipeline]"
 	-$(BIN)/prefect server database upgrade -y > /dev/null 2>&1
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.installed
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[pipeline,dev]"
 	touch $@
 
 $(SMOLLM2):

@@ -31,7 +31,9 @@ class LanguageModel:
 
 
 def load_model(name: str | Path, device: str | None = None, dtype: Dtype = "float32") -> LanguageModel:
-    """By directory or hub name. `device`: None is the first GPU, or the CPU. Raises `BadInput` when it can't be had.
+    """A model and its tokenizer, by directory or hub name.
+
+    `device`: None is the first GPU, or the CPU. Raises `BadInput` when it can't be had.
 
     Example:
         >>> policy = rc.load_model("Qwen/Qwen2.5-0.5B-Instruct")
