@@ -11,8 +11,15 @@ from rollouts_core.types import Prompt
 
 @dataclass(frozen=True)
 class DataBuffer:
-    """Prompts in a seeded order, epoch after epoch, and a position in them. Immutable: taking prompts gives the next
-    buffer."""
+    """Prompts in a seeded order, epoch after epoch, and a position in them.
+
+    Immutable: taking prompts gives the next buffer.
+
+    Example:
+        >>> taken, buffer = rc.DataBuffer(prompts, seed=0).get_prompts(2)
+        >>> buffer.position()
+        {'epoch_id': 0, 'sample_offset': 2}
+    """
 
     prompts: Sequence[Prompt]
     seed: int

@@ -19,6 +19,7 @@ from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.library.models import LanguageModel
 
 ANSWER_SECONDS = 10.0
+EMBEDDED = "embedded"
 SHARED_MEMORY = Path("/dev/shm")
 
 MakeEngine = Callable[[], InferenceEngine]
@@ -30,16 +31,16 @@ def create_engine(policy: LanguageModel, max_length: int | None = None) -> Torch
 
     Example:
         >>> engine = rc.create_engine(policy, max_length=512)
-        >>> samples = rc.generate_samples(engine, policy.tokenizer, prompts, rc.RolloutConfig(...))
+        >>> samples = rc.generate_samples(engine, policy.tokenizer, prompts, sampling, step=1)
     """
     return TorchEngine(copy_of(policy.model), max_length or policy.longest)
 
 
 def check_engine(engine: Any) -> None:
     """Raises `BadInput`, naming the argument, where it is none of what `maker_of` takes."""
-    if isinstance(engine, str):
+    if isinstance(engine, str) and engine != EMBEDDED:
         kind_at(engine)
-    elif engine is not None and not callable(engine):
+    elif not isinstance(engine, str) and engine is not None and not callable(engine):
         raise BadInput(f"engine: a {type(engine).__name__} is no address, and no function that makes an engine")
 
 
@@ -47,9 +48,9 @@ def check_engine(engine: Any) -> None:
 def maker_of(engine: Any, policy: LanguageModel, max_length: int) -> Iterator[tuple[MakeEngine, bool]]:
     """What makes the engine in its event loop, and whether it works in this process.
 
-    `engine`: None, the address of an SGLang or vLLM server, or a function that makes an `InferenceEngine`.
+    `engine`: None or "embedded", the address of an SGLang or vLLM server, or a function that makes an engine.
     """
-    if engine is None:
+    if engine is None or engine == EMBEDDED:
         yield partial(embedded_engine, EngineConfig(), copy_of(policy.model), policy.tokenizer, max_length), True
     elif isinstance(engine, str):
         kind = kind_at(engine)

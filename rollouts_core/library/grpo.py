@@ -76,8 +76,8 @@ def grpo(
 
     `model`: a name, a directory, a `LanguageModel` or a transformers model with its `tokenizer`. `prompts`: rows, a
     file or a data set; further columns of a row are what `reward` finds in `sample.prompt.metadata`. `reward`: a
-    function of a sample, async or not, a `GroupReward`, an `OpenReward` or the name of a shipped one. `engine`: None
-    for one in this process, the address of an SGLang or vLLM server, or a function that makes an `InferenceEngine`.
+    function of a sample, async or not, a `GroupReward`, an `OpenReward` or the name of a shipped one. `engine`:
+    None or "embedded" for one in this process, the address of an SGLang or vLLM server, or a function that makes one.
     `sampler` takes an engine's place: (prompts, step) in, a group of unscored samples for each prompt out.
     `environment`: what answers happen in, with tools and several turns. `max_length`: tokens of the longest prompt and
     answer together. `advantages`, `loss`, `optimizer`: functions that take the place of the algorithm's and the

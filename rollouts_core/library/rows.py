@@ -26,13 +26,25 @@ T = TypeVar("T")
 
 
 def examples_from(data: Rows, policy: LanguageModel, argument: str = "data") -> list[Example]:
-    """Demonstrations, of which the assistant's turns are learnt. Raises `BadInput` with every row that can't be."""
+    """Demonstrations, of which the assistant's turns are learnt. Raises `BadInput` with every row that can't be.
+
+    Example:
+        >>> examples = rc.examples_from("demonstrations.jsonl", policy)
+        >>> examples[0].tokens.shape == examples[0].loss_mask.shape
+        True
+    """
     rows = rows_from(data, argument)
     return _tokenized(examples_in, tokenize_examples, [row for row in rows if row.rejected is None], policy, argument)
 
 
 def preferences_from(data: Rows, policy: LanguageModel, argument: str = "data") -> list[tuple[Example, Example]]:
-    """Pairs of a chosen and a rejected answer. Raises `BadInput` with every row that can't be one."""
+    """Pairs of a chosen and a rejected answer. Raises `BadInput` with every row that can't be one.
+
+    Example:
+        >>> rows = [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}]
+        >>> len(rc.preferences_from(rows, policy))
+        1
+    """
     rows = rows_from(data, argument)
     if others := [FaultyRow(row.place, "has no 'chosen' and 'rejected'") for row in rows if row.rejected is None]:
         raise FaultyRows(others)
@@ -45,6 +57,11 @@ def prompts_from(
     """Prompts; further columns of a row are their metadata, which rewards read. `begin`: see `data.sources`.
 
     Raises `BadInput` with every row that can't be one.
+
+    Example:
+        >>> rows = [{"messages": [{"role": "user", "content": "2+2="}], "answer": "4"}]
+        >>> rc.prompts_from(rows, policy)[0].metadata["answer"]
+        '4'
     """
     if isinstance(data, Sequence) and not isinstance(data, str) and data and isinstance(data[0], Prompt):
         return [one for one in data if isinstance(one, Prompt)]

@@ -19,7 +19,12 @@ from rollouts_core.types import Sample
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward that says what it is made of, or what single turns have earned."""
+    """A reward that says what it is made of, or what single turns have earned.
+
+    Example:
+        >>> rc.Reward(1.5, {"correct": 1.0, "short": 0.5}).total
+        1.5
+    """
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)

@@ -24,6 +24,10 @@ def compute_advantages(rewards: Sequence[float], group_index: Sequence[int], nor
 
     std is the unbiased one (n - 1), as in TRL and verl. normalize_std=False leaves the division out (Dr. GRPO,
     arXiv 2503.20783). A group of one gets 0.
+
+    Example:
+        >>> [round(advantage, 3) for advantage in rc.compute_advantages([1.0, 0.0, 0.5], [0, 0, 1])]
+        [0.707, -0.707, 0.0]
     """
     means = _by_group(rewards, group_index, _mean)
     centred = [reward - mean for reward, mean in zip(rewards, means, strict=True)]
@@ -37,6 +41,10 @@ def leave_one_out_advantages(rewards: Sequence[float], group_index: Sequence[int
     """RLOO's advantages: A_i = r_i - mean of the others of its group (arXiv 2402.14740, eq. 8). A group of one gets 0.
 
     Equal to n / (n - 1) times the centred reward.
+
+    Example:
+        >>> rc.leave_one_out_advantages([1.0, 0.0, 0.5], [0, 0, 0])
+        [0.75, -0.75, 0.0]
     """
     means = _by_group(rewards, group_index, _mean)
     sizes = _by_group(rewards, group_index, len)

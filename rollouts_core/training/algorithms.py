@@ -104,7 +104,13 @@ class Recipe:
 
 
 def recipe_of(algorithm: named.Algorithm, max_new_tokens: int, custom: CustomAdvantages | None = None) -> Recipe:
-    """The functions that a config's algorithm names; `custom` is the loaded function of a custom one."""
+    """The functions that a config's algorithm names; `custom` is the loaded function of a custom one.
+
+    Example:
+        >>> recipe = rc.recipe_of(rc.DAPO(), max_new_tokens=256)
+        >>> recipe.aggregation
+        'token'
+    """
     match algorithm:
         case named.GRPO(clip_low=low, clip_high=high, normalize_std=normalize, aggregation=aggregation):
             advantages = partial(compute_advantages, normalize_std=normalize)

@@ -203,5 +203,12 @@ def create_pytorch_backend(
     optimization: Optimization,
     **options: Unpack[PolicyOptions],
 ) -> PyTorchTrainingBackend:
-    """A backend on the model's device; the model is trained in place. Raises `BadInput` as `create_policy` does."""
+    """A backend on the model's device; the model is trained in place. Raises `BadInput` as `create_policy` does.
+
+    Example:
+        >>> loss = rc.create_cross_entropy_loss()
+        >>> backend = rc.create_pytorch_backend(policy.model, loss, rc.Optimization(learning_rate=1e-4))
+        >>> backend.weight_version
+        0
+    """
     return PyTorchTrainingBackend(create_policy(model, **options), loss_function, optimization)

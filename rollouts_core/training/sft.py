@@ -38,6 +38,11 @@ def run_sft_training(
 
     `sizes` are of the sources of a mixture, which follow one another in `samples`. Raises `NonFiniteGradient` as the
     backend does.
+
+    Example:
+        >>> config = rc.SFTTrainingConfig(num_steps=2, batch_size=2, seed=0)
+        >>> [step.step for step in rc.run_sft_training(backend, examples, config)]
+        [1, 2]
     """
     for step in range(start + 1, config.num_steps + 1):
         timer = PhaseTimer()

@@ -83,6 +83,12 @@ def prepare_grpo_batch(
     """One pass over all samples. `advantages`: a number for each sample, or for each of its learnt tokens.
 
     Raises `BadInput` when no token is learnt, or when there are other advantages than samples.
+
+    Example:
+        >>> advantages = rc.compute_advantages([reward(sample) for sample in samples], [0] * len(samples))
+        >>> batch = rc.prepare_grpo_batch(samples, advantages)
+        >>> batch.sequences == len(samples)
+        True
     """
     if len(advantages) != len(samples):
         raise BadInput(f"advantages: there are {len(advantages)}, and {len(samples)} samples")
