@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollouts_core.environments.tools import Tool, call_tool
-from rollouts_core.types import Message, ToolCall, ToolResult
+from rollouts_core.types import Data, Message, ToolCall, ToolResult
 from rollouts_core.types.episode import AgentState, Replied
 
 
@@ -31,6 +31,16 @@ class Environment(Protocol):
 
     def on_assistant_message(self, message: Message, state: AgentState) -> Replied | Awaitable[Replied]:
         """What is said to an answer without a call; nothing ends the episode. May be async."""
+
+
+def beginning_of(environment: Environment) -> Callable[[Mapping[str, Any]], tuple[Sequence[Message], Sequence[Data]]]:
+    """What makes the first messages of a row, and the tools there are; see `data.sources.Begin`."""
+
+    def begin(row: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Data]]:
+        state = environment.begin(row)
+        return state.messages, state.tools
+
+    return begin
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reinforcement learning in one call: GRPO, and every other algorithm that `RLConfig.algorithm` names."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,9 +10,8 @@ from typing import Any
 from rollouts_core.config import BackendConfig, Distillation, RLConfig
 from rollouts_core.config.schema import identity_of
 from rollouts_core.data.prompts import DataBuffer
-from rollouts_core.data.sources import Begin
 from rollouts_core.data.turns import turn_format
-from rollouts_core.environments.environment import Environment
+from rollouts_core.environments.environment import Environment, beginning_of
 from rollouts_core.environments.registry import check_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.torch_engine import copy_of
@@ -44,7 +43,7 @@ from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import Reference, reference_model
 from rollouts_core.training.rl import RLStep, run_rl_training
 from rollouts_core.training.rl_state import load_rl, save_rl
-from rollouts_core.types import Data, Message, Prompt
+from rollouts_core.types import Prompt
 
 DEFAULT, DEFAULT_BACKEND = RLConfig(), BackendConfig()
 CALL_SECONDS = 30.0
@@ -104,7 +103,7 @@ def grpo(
     check_engine(engine)
     make_deterministic(deterministic)
     policy = as_language_model(model, tokenizer)
-    begun = None if environment is None else _beginning(environment)
+    begun = None if environment is None else beginning_of(environment)
     asked = prompts_from(prompts, policy, begin=begun)
     check_tokens((prompt.tokens for prompt in asked), policy)
     longest = max(len(prompt.tokens) for prompt in asked)
@@ -190,14 +189,6 @@ def _sampled(run: _Run, sampler: Sampler) -> SampledRollouts:
 
 def _name(reward: AnyReward) -> str:
     return getattr(reward, "__name__", type(reward).__name__)
-
-
-def _beginning(environment: Environment) -> Begin:
-    def begin(row: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Data]]:
-        state = environment.begin(row)
-        return state.messages, state.tools
-
-    return begin
 
 
 def _acting(environment: Environment, policy: LanguageModel, room: int, max_turns: int) -> Acting:

@@ -1,18 +1,18 @@
 """The tokenizer alone, for those who tokenize in parts: `tokenizer/`."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rollouts_core.data.sources import Begin, FaultyRow, FaultyRows, Row, read_rows
 from rollouts_core.data.tokenizers import call_text, load_tokenizer, save_tokenizer, train_tokenizer
 from rollouts_core.data.turns import stop_tokens
+from rollouts_core.environments.environment import beginning_of
 from rollouts_core.environments.registry import load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import TokenizeSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.workspace import Work
-from rollouts_core.types import Data, Message
 
 LEARNT_FROM = ("demonstrations", "preferences", "prompts")
 """A tokenizer is made from these; the held-out rows stay unseen."""
@@ -43,13 +43,7 @@ def beginning(stage: Stage, role: str) -> Begin | None:
     named = stage.external.get("environment")
     if named is None or not role.startswith(PROMPTS):
         return None
-    environment = load_environment(named.location)
-
-    def begin(row: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Data]]:
-        state = environment.begin(row)
-        return state.messages, state.tools
-
-    return begin
+    return beginning_of(load_environment(named.location))
 
 
 def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
