@@ -15,7 +15,7 @@ class DataBuffer:
 
     Immutable: taking prompts gives the next buffer.
 
-    Example:
+    Examples:
         >>> taken, buffer = rc.DataBuffer(prompts, seed=0).get_prompts(2)
         >>> buffer.position()
         {'epoch_id': 0, 'sample_offset': 2}

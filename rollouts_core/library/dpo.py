@@ -44,7 +44,7 @@ def dpo(
     The reference is the model as it is given. Arguments are those of `sft`; rows have `chosen` and `rejected`, behind
     a `prompt` or beginning with it. Raises `BadInput`, naming the argument.
 
-    Example:
+    Examples:
         >>> rows = [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}]
         >>> rc.dpo("Qwen/Qwen2.5-0.5B-Instruct", rows, rc.DPOConfig(steps=50)).run()
     """

@@ -29,7 +29,7 @@ def create_engine(policy: LanguageModel, max_length: int | None = None) -> Torch
     """An engine in this process, for loops that are written out: `generate` gives completions, `update_weights` takes
     the trained weights. `max_length`: tokens of the longest prompt and answer together; None: all that the model has.
 
-    Example:
+    Examples:
         >>> engine = rc.create_engine(policy, max_length=512)
         >>> samples = rc.generate_samples(engine, policy.tokenizer, prompts, sampling, step=1)
     """

@@ -83,7 +83,7 @@ def grpo(
     config's. `directory`: where checkpoints go; the same call goes on from there. `deterministic`: torch's
     deterministic algorithms. Raises `BadInput`, naming the argument.
 
-    Example:
+    Examples:
         >>> rows = [{"messages": [{"role": "user", "content": "2+2="}], "answer": "4"}]
         >>> def reward(sample):
         ...     return float(sample.prompt.metadata["answer"] in sample.response)

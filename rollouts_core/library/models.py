@@ -35,7 +35,7 @@ def load_model(name: str | Path, device: str | None = None, dtype: Dtype = "floa
 
     `device`: None is the first GPU, or the CPU. Raises `BadInput` when it can't be had.
 
-    Example:
+    Examples:
         >>> policy = rc.load_model("Qwen/Qwen2.5-0.5B-Instruct")
     """
     import torch
@@ -69,7 +69,7 @@ def create_model(
 ) -> LanguageModel:
     """A model with random weights, and a tokenizer made of the texts: for trying things without a download.
 
-    Example:
+    Examples:
         >>> policy = rc.create_model(["12+34=46"], rc.ScratchModel(hidden_size=64, layers=2, heads=2, kv_heads=2,
         ...     intermediate_size=128))
     """

@@ -28,7 +28,7 @@ T = TypeVar("T")
 def examples_from(data: Rows, policy: LanguageModel, argument: str = "data") -> list[Example]:
     """Demonstrations, of which the assistant's turns are learnt. Raises `BadInput` with every row that can't be.
 
-    Example:
+    Examples:
         >>> examples = rc.examples_from("demonstrations.jsonl", policy)
         >>> examples[0].tokens.shape == examples[0].loss_mask.shape
         True
@@ -40,7 +40,7 @@ def examples_from(data: Rows, policy: LanguageModel, argument: str = "data") -> 
 def preferences_from(data: Rows, policy: LanguageModel, argument: str = "data") -> list[tuple[Example, Example]]:
     """Pairs of a chosen and a rejected answer. Raises `BadInput` with every row that can't be one.
 
-    Example:
+    Examples:
         >>> rows = [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}]
         >>> len(rc.preferences_from(rows, policy))
         1
@@ -58,7 +58,7 @@ def prompts_from(
 
     Raises `BadInput` with every row that can't be one.
 
-    Example:
+    Examples:
         >>> rows = [{"messages": [{"role": "user", "content": "2+2="}], "answer": "4"}]
         >>> rc.prompts_from(rows, policy)[0].metadata["answer"]
         '4'

@@ -40,7 +40,7 @@ def sft(
     `directory`: where checkpoints go; the same call goes on from there. `deterministic`: torch's deterministic
     algorithms. Raises `BadInput`, naming the argument.
 
-    Example:
+    Examples:
         >>> training = rc.sft("Qwen/Qwen2.5-0.5B-Instruct", "demonstrations.jsonl", rc.SFTConfig(steps=100))
         >>> print(training.run()["loss"])
         >>> training.save("policy")

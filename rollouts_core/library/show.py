@@ -52,7 +52,7 @@ def show(batch: TrainBatch | RLStep | Sequence[Sample], tokenizer: Any = None, m
     `batch`: what `prepare_grpo_batch` gives, a step of `grpo`, or samples. With a `tokenizer`, tokens have their text.
     `most`: rows at most.
 
-    Example:
+    Examples:
         >>> print(rc.show(step, policy.tokenizer, most=20))
     """
     if isinstance(batch, TrainBatch):

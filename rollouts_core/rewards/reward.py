@@ -21,7 +21,7 @@ from rollouts_core.types import Sample
 class Reward:
     """A reward that says what it is made of, or what single turns have earned.
 
-    Example:
+    Examples:
         >>> rc.Reward(1.5, {"correct": 1.0, "short": 0.5}).total
         1.5
     """

@@ -24,7 +24,7 @@ def generate_samples(
     A sample's draws follow from (seed, step, prompt's row, number of the sample) alone. Where a batch wraps around an
     epoch, a prompt may stand in it twice; its samples are then numbered on.
 
-    Example:
+    Examples:
         >>> found = rc.generate_samples(engine, policy.tokenizer, prompts[:2], sampling, step=1)
         >>> len(found) == 2 * sampling.n_samples_per_prompt
         True

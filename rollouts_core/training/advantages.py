@@ -25,7 +25,7 @@ def compute_advantages(rewards: Sequence[float], group_index: Sequence[int], nor
     std is the unbiased one (n - 1), as in TRL and verl. normalize_std=False leaves the division out (Dr. GRPO,
     arXiv 2503.20783). A group of one gets 0.
 
-    Example:
+    Examples:
         >>> [round(advantage, 3) for advantage in rc.compute_advantages([1.0, 0.0, 0.5], [0, 0, 1])]
         [0.707, -0.707, 0.0]
     """
@@ -42,7 +42,7 @@ def leave_one_out_advantages(rewards: Sequence[float], group_index: Sequence[int
 
     Equal to n / (n - 1) times the centred reward.
 
-    Example:
+    Examples:
         >>> rc.leave_one_out_advantages([1.0, 0.0, 0.5], [0, 0, 0])
         [0.75, -0.75, 0.0]
     """

@@ -106,7 +106,7 @@ class Recipe:
 def recipe_of(algorithm: named.Algorithm, max_new_tokens: int, custom: CustomAdvantages | None = None) -> Recipe:
     """The functions that a config's algorithm names; `custom` is the loaded function of a custom one.
 
-    Example:
+    Examples:
         >>> recipe = rc.recipe_of(rc.DAPO(), max_new_tokens=256)
         >>> recipe.aggregation
         'token'

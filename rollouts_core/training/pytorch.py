@@ -205,7 +205,7 @@ def create_pytorch_backend(
 ) -> PyTorchTrainingBackend:
     """A backend on the model's device; the model is trained in place. Raises `BadInput` as `create_policy` does.
 
-    Example:
+    Examples:
         >>> loss = rc.create_cross_entropy_loss()
         >>> backend = rc.create_pytorch_backend(policy.model, loss, rc.Optimization(learning_rate=1e-4))
         >>> backend.weight_version

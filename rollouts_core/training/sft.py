@@ -39,7 +39,7 @@ def run_sft_training(
     `sizes` are of the sources of a mixture, which follow one another in `samples`. Raises `NonFiniteGradient` as the
     backend does.
 
-    Example:
+    Examples:
         >>> config = rc.SFTTrainingConfig(num_steps=2, batch_size=2, seed=0)
         >>> [step.step for step in rc.run_sft_training(backend, examples, config)]
         [1, 2]

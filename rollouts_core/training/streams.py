@@ -84,7 +84,7 @@ def prepare_grpo_batch(
 
     Raises `BadInput` when no token is learnt, or when there are other advantages than samples.
 
-    Example:
+    Examples:
         >>> advantages = rc.compute_advantages([reward(sample) for sample in samples], [0] * len(samples))
         >>> batch = rc.prepare_grpo_batch(samples, advantages)
         >>> batch.sequences == len(samples)
