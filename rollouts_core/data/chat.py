@@ -29,6 +29,12 @@ def tokenize_conversation(
 
     One sequence, unless the template rewrites earlier turns. Raises `BadInput` when the template fails or loses
     something.
+
+    Examples:
+        >>> said = [rc.Message("user", "1+1="), rc.Message("assistant", "2")]
+        >>> (example,) = rc.tokenize_conversation(policy.tokenizer, said)
+        >>> example.ids.shape == example.mask.shape
+        True
     """
     return encode_rendered(tokenizer, render_conversation(chat_format(tokenizer), messages, tools, roles))
 

@@ -48,6 +48,11 @@ class Functions:
     """An environment made of functions. Fits `Environment`.
 
     `messages` makes the first ones of a row; `reply` is given an answer without a call, and the state.
+
+    Examples:
+        >>> environment = rc.Functions(lambda row: [rc.Message("user", row["question"])])
+        >>> environment.begin({"question": "1+1="}).messages[0].content
+        '1+1='
     """
 
     messages: Callable[[Mapping[str, Any]], Sequence[Message]]

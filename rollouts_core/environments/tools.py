@@ -53,6 +53,12 @@ def tool(function: Callable[..., Any], needs_confirmation: bool = False) -> Tool
     """A function as a tool: its name, its docstring, and its parameters' annotations.
 
     Raises TypeError for a parameter without annotation.
+
+    Examples:
+        >>> def add(a: int, b: int) -> int:
+        ...     return a + b
+        >>> rc.tool(add).schema["function"]["name"]
+        'add'
     """
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():

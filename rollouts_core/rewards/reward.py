@@ -43,7 +43,13 @@ RewardFunction = Callable[[Sample], Value | Awaitable[Value]]
 
 @dataclass(frozen=True)
 class GroupReward:
-    """One reward for each of the answers to a prompt, given all of them. An exception in its place fails an answer."""
+    """One reward for each of the answers to a prompt, given all of them. An exception in its place fails an answer.
+
+    Examples:
+        >>> best = rc.GroupReward(lambda samples: [float(len(s.response)) for s in samples])
+        >>> best.function(samples)[0] >= 0
+        True
+    """
 
     function: Callable[[Sequence[Sample]], Sequence[Value | Exception] | Awaitable[Sequence[Value | Exception]]]
 

@@ -120,7 +120,12 @@ async def rewards_of(reward: RewardFunction | GroupReward, answers: Sequence[Sam
 
 def compute_reward(sample: Sample, reward: Callable[[Sample], Any], name: str) -> Reward:
     """The reward of one answer by a plain function. Raises `RewardFailed`, naming row and answer, on an exception or a
-    non-number."""
+    non-number.
+
+    Examples:
+        >>> rc.compute_reward(samples[0], lambda sample: 0.5, "half").total
+        0.5
+    """
     try:
         value = reward(sample)
     except Exception as error:
@@ -129,7 +134,12 @@ def compute_reward(sample: Sample, reward: Callable[[Sample], Any], name: str) -
 
 
 def rewarded(sample: Sample, reward: Reward | None) -> Sample:
-    """A sample with its reward; without one, as it is."""
+    """A sample with its reward; without one, as it is.
+
+    Examples:
+        >>> rc.rewarded(samples[0], rc.Reward(0.5)).reward
+        0.5
+    """
     if reward is None:
         return sample
     return replace(sample, reward=reward.total, rewards=reward.components, turn_rewards=reward.turns)

@@ -18,34 +18,64 @@ SUCCESS = 1.0
 
 
 def check_reward_nonzero_std(samples: Sequence[Sample]) -> bool:
-    """The rewards differ: otherwise every advantage is 0 (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11)."""
+    """The rewards differ: otherwise every advantage is 0 (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11).
+
+    Examples:
+        >>> rc.check_reward_nonzero_std(group) in (True, False)
+        True
+    """
     return statistics.pstdev(rewards_of(samples)) > 0
 
 
 def check_min_reward(samples: Sequence[Sample]) -> bool:
-    """The mean reward is above 0."""
+    """The mean reward is above 0.
+
+    Examples:
+        >>> rc.check_min_reward(group) in (True, False)
+        True
+    """
     return statistics.fmean(rewards_of(samples)) > MIN_REWARD
 
 
 def check_any_success(samples: Sequence[Sample]) -> bool:
-    """At least one sample has a reward of 1 or more."""
+    """At least one sample has a reward of 1 or more.
+
+    Examples:
+        >>> rc.check_any_success(group) in (True, False)
+        True
+    """
     return max(rewards_of(samples)) >= SUCCESS
 
 
 def check_response_diversity(samples: Sequence[Sample]) -> bool:
-    """At least half of the answers are distinct, token by token."""
+    """At least half of the answers are distinct, token by token.
+
+    Examples:
+        >>> rc.check_response_diversity(group) in (True, False)
+        True
+    """
     answers = {sample.tokens[len(sample.prompt.tokens) :] for sample in samples}
     return len(answers) >= MIN_DISTINCT * len(samples)
 
 
 def check_reasonable_length(samples: Sequence[Sample]) -> bool:
-    """Not every answer was cut off at its limit, and none is empty."""
+    """Not every answer was cut off at its limit, and none is empty.
+
+    Examples:
+        >>> rc.check_reasonable_length(group) in (True, False)
+        True
+    """
     ended = any(sample.status == Status.COMPLETED for sample in samples)
     return ended and all(sample.response_length > 0 for sample in samples)
 
 
 def check_quality_and_diversity(samples: Sequence[Sample]) -> bool:
-    """`check_min_reward` and `check_response_diversity`."""
+    """`check_min_reward` and `check_response_diversity`.
+
+    Examples:
+        >>> rc.check_quality_and_diversity(group) in (True, False)
+        True
+    """
     return check_min_reward(samples) and check_response_diversity(samples)
 
 

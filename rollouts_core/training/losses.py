@@ -43,6 +43,10 @@ def ppo_loss(
 
     clip_high above clip_low is DAPO's clip-higher. With `dual_clip` c > 1, where A < 0 it is at most -c A
     (arXiv 1912.09729, eq. 5).
+
+    Examples:
+        >>> rc.ppo_loss(torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([1.0])).tolist()  # clipped at 1.2
+        [-1.2000000476837158]
     """
     ratio_M = torch.exp(logprobs_M - old_logprobs_M)
     clipped_M = ratio_M.clamp(1 - clip_low, 1 + clip_high)
@@ -65,6 +69,11 @@ def gspo_loss(
 
     Each token carries its sequence's ratio; aggregated by sequence it is the paper's objective (eq. 5), gradient and
     all: the mean of s over a sequence's tokens is s.
+
+    Examples:
+        >>> zeros, sequence = torch.zeros(3), torch.tensor([0, 0, 1])
+        >>> rc.gspo_loss(zeros, zeros, torch.tensor([1.0, 1.0, -1.0]), sequence, 2).tolist()
+        [-1.0, -1.0, 1.0]
     """
     mean_S = by_sequence(logprobs_M - old_logprobs_M, sequence_M, sequences) / lengths(sequence_M, sequences)
     sequence_ratio_M = mean_S[sequence_M]
@@ -82,13 +91,22 @@ def cispo_loss(
 
     The bounds are absolute. The paper writes them as 1 - eps_low and 1 + eps_high and leaves the lower one open; TRL
     reads its epsilon_high as the absolute upper bound, which is `weight_high` (5 is ScaleRL's, arXiv 2510.13786).
+
+    Examples:
+        >>> rc.cispo_loss(torch.tensor([-1.0]), torch.tensor([-1.0]), torch.tensor([2.0])).tolist()
+        [2.0]
     """
     weight_M = torch.exp(logprobs_M.detach() - old_logprobs_M).clamp(weight_low, weight_high)
     return -weight_M * advantages_M * logprobs_M
 
 
 def reinforce_loss(logprobs_M: torch.Tensor, old_logprobs_M: torch.Tensor, advantages_M: torch.Tensor) -> torch.Tensor:
-    """-rho A, whose gradient at the sampling policy is that of -A logp (Williams 1992); unbiased behind it, too."""
+    """-rho A, whose gradient at the sampling policy is that of -A logp (Williams 1992); unbiased behind it, too.
+
+    Examples:
+        >>> rc.reinforce_loss(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, -0.5])).tolist()
+        [-1.0, 0.5]
+    """
     return -torch.exp(logprobs_M - old_logprobs_M) * advantages_M
 
 
@@ -149,6 +167,11 @@ def dpo_loss(
     """-log sigmoid(beta (log-ratio of the chosen - of the rejected)) per pair (DPO, arXiv 2305.18290, eq. 7).
 
     Takes summed log-probabilities of whole answers.
+
+    Examples:
+        >>> zero = torch.zeros(1)
+        >>> round(rc.dpo_loss(zero, zero, zero, zero).item(), 4)  # log 2: no preference yet
+        0.6931
     """
     margin_S = (chosen_S - reference_chosen_S) - (rejected_S - reference_rejected_S)
     return -torch.nn.functional.logsigmoid(beta * margin_S)

@@ -26,7 +26,12 @@ Found = dict[str, float | torch.Tensor]
 
 
 def create_cross_entropy_loss() -> LossFunction:
-    """Token cross-entropy, a mean over all learnt tokens of the optimizer step."""
+    """Token cross-entropy, a mean over all learnt tokens of the optimizer step.
+
+    Examples:
+        >>> loss = rc.create_cross_entropy_loss()
+        >>> backend = rc.create_pytorch_backend(policy.model, loss, rc.Optimization(learning_rate=1e-4))
+    """
 
     def cross_entropy(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Numbers]:
         total = -scores.logprobs_M.sum()
@@ -40,6 +45,10 @@ def create_dpo_loss(beta: float) -> LossFunction:
 
     Of the batch's sequences, 2k and 2k + 1 are the chosen and the rejected answer of a pair. beta times an answer's
     log-ratio is its implicit reward (arXiv 2305.18290, eq. 5, without the prompt's constant).
+
+    Examples:
+        >>> loss = rc.create_dpo_loss(beta=0.1)
+        >>> backend = rc.create_pytorch_backend(policy.model, loss, rc.Optimization(learning_rate=1e-6))
     """
 
     def preference(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Numbers]:
@@ -93,6 +102,10 @@ def create_rl_loss(recipe: Recipe, extras: Extras = NOTHING_MORE) -> LossFunctio
     l is the recipe's loss against the engine's log-probabilities (w = 1); with a correction it is against the
     trainer's before the step, and w is `importance_weights` of the two. With `kl_coef`, the batch has the reference's
     log-probabilities.
+
+    Examples:
+        >>> loss = rc.create_rl_loss(rc.recipe_of(rc.GRPO(), max_new_tokens=256))
+        >>> backend = rc.create_pytorch_backend(policy.model, loss, rc.Optimization(learning_rate=1e-6))
     """
 
     def loss_of(scores: TokenScores, batch: TrainBatch) -> tuple[torch.Tensor, Numbers]:

@@ -20,7 +20,13 @@ def create_scheduler(kind: Schedule, warmup_steps: int, num_steps: int) -> Rate:
 
 
 def create_warmup_cosine_scheduler(warmup_steps: int, num_steps: int) -> Rate:
-    """A linear warm-up, then a cosine to zero: the factor on the learning rate at each step."""
+    """A linear warm-up, then a cosine to zero: the factor on the learning rate at each step.
+
+    Examples:
+        >>> rate = rc.create_warmup_cosine_scheduler(warmup_steps=2, num_steps=10)
+        >>> [round(rate(step), 2) for step in (0, 2, 6)]
+        [0.33, 1.0, 0.5]
+    """
     return create_scheduler("cosine", warmup_steps, num_steps)
 
 

@@ -3,17 +3,23 @@
 import doctest
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rollouts_core as rc
 from rollouts_core.library import models
 from tests.rollouts_core.library.test_calls import PROMPTS, ROWS, SHAPE, reward
 
 WITH_EXAMPLES = [name for name in dir(rc) if ">>>" in (inspect.getdoc(getattr(rc, name)) or "")]
-QUICK = {"steps=100": "steps=2", "steps=50": "steps=2", "steps=10)": "steps=2, batch_size=2, max_new_tokens=3)"}
+QUICK = {
+    "steps=100": "steps=2",
+    "steps=50": "steps=2",
+    "RLConfig(steps=10)": "RLConfig(steps=2, batch_size=2, max_new_tokens=3)",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +40,10 @@ def known(policy: rc.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     engine = rc.create_engine(policy)
     config = rc.RLConfig(steps=1, batch_size=2, n_samples_per_prompt=2, max_new_tokens=3)
     loss = rc.create_cross_entropy_loss()
+    samples = rc.generate_samples(engine, policy.tokenizer, prompts[:2], sampling, 1)
     return {
-        "rc": rc, "policy": policy, "prompts": prompts, "sampling": sampling, "engine": engine, "reward": reward,
-        "samples": rc.generate_samples(engine, policy.tokenizer, prompts[:2], sampling, 1),
+        "rc": rc, "torch": torch, "samples": samples, "group": [replace(sample, reward=1.0) for sample in samples],
+        "policy": policy, "prompts": prompts, "sampling": sampling, "engine": engine, "reward": reward,
         "step": next(iter(rc.grpo(policy, PROMPTS, reward, config))), "examples": rc.examples_from(ROWS, policy),
         "backend": rc.create_pytorch_backend(policy.model, loss, rc.Optimization(learning_rate=1e-4)),
     }  # fmt: skip
