@@ -26,6 +26,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_chat_answers_what_it_is_asked_and_two_side_by_side(rollouts: Rollouts, policy: Path) -> None:
     asked = ["--prompt", "12*3", "--max-new-tokens", "12", "--cpu"]
     alone = rollouts("chat", policy, *asked)

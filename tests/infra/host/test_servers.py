@@ -185,6 +185,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
         assert "did not answer within 1 s" in jobs.poll(tmp_path, those.name)["message"]
 
 
+@pytest.mark.slow
 def test_a_port_that_was_taken_meanwhile_costs_one_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between choosing and binding, somebody else has it."""
     import asyncio

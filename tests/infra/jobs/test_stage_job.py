@@ -150,6 +150,7 @@ def test_a_store_that_does_not_answer_while_a_job_runs_is_asked_again(
     assert next(answers, None) is None
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_and_a_retry_mends_it(
     stages: Plan, session: MachineSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,12 +29,19 @@ def policy() -> rc.LanguageModel:
 
 
 @pytest.fixture
-def known(policy: rc.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What examples speak of."""
+def known(
+    spoken_of: dict[str, Any], policy: rc.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "load_model", lambda name: policy)
     monkeypatch.setattr(rc, "load_model", lambda name: policy, raising=False)
     Path("demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return dict(spoken_of)
+
+
+@pytest.fixture(scope="module")
+def spoken_of(policy: rc.LanguageModel) -> dict[str, Any]:
+    """What examples speak of."""
     prompts = rc.prompts_from(PROMPTS, policy)
     sampling = rc.RolloutConfig(batch_size=2, n_samples_per_prompt=2, max_new_tokens=3, temperature=1.0, seed=0)
     engine = rc.create_engine(policy)

@@ -96,7 +96,8 @@ def test_ranks_on_several_hosts_take_up_what_ranks_of_one_left(tmp_path: Path) -
     assert_same(told, train(backend, range(STEPS))[2:], weights, backend)
 
 
-@pytest.mark.parametrize("what", [pytest.param("save", marks=pytest.mark.slow), "save-apart"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["save", "save-apart"])
 def test_one_device_takes_up_what_ranks_left(what: str, tmp_path: Path) -> None:
     on_ranks(what, tmp_path)
     resumed, straight = alone(), alone()
