@@ -25,6 +25,8 @@ next(training)
 print(len(_open))
 training.close()
 del training, step
+for thread in threading.enumerate():
+    thread.name in threads or thread.join(30)  # workers have been told to end
 print(len(_open), [thread.name for thread in threading.enumerate() if thread.name not in threads])
 """
 THREADS = "import threading; threads = {thread.name for thread in threading.enumerate()}"
