@@ -14,7 +14,7 @@ from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import InferenceEngine, ModelLimits, shapes_of
-from rollouts_core.inference.replicas import SupervisedServers
+from rollouts_core.inference.replicas import Fleet, SupervisedServers
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 
 
@@ -29,11 +29,19 @@ def engine_for(
         return embedded_engine(config, copy_of(model), tokenizer, max_length)
     if servers is None or not servers.is_dir():
         raise BadInput(f"engine.kind is {config.kind}, and nobody has started servers for this job ({servers})")
+    memory = Path(json.loads((servers / "spec.json").read_text())["memory"])
+    return server_engine(config, SupervisedServers(servers), model, max_length, memory)
+
+
+def server_engine(config: EngineConfig, fleet: Fleet, model: Any, max_length: int, memory: Path) -> InferenceEngine:
+    """Over servers that are there. `memory`: a directory for weights on their way.
+
+    Raises `BadInput` for a model whose weights have other names than in its files.
+    """
     _check_names(model, config.kind)
     limits = ModelLimits(max_length, model.config.vocab_size, shapes_of(dict(model.named_parameters())))
-    memory = Path(json.loads((servers / "spec.json").read_text())["memory"])
     remote: InferenceEngine = import_module(f"rollouts_core.inference.{config.kind}").create(
-        config, SupervisedServers(servers), limits, memory
+        config, fleet, limits, memory
     )
     return remote
 

@@ -6,14 +6,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.engine import InferenceEngine, ModelLimits, shapes_of
-from rollouts_core.inference.registry import embedded_engine
+from rollouts_core.inference.engine import InferenceEngine
+from rollouts_core.inference.registry import embedded_engine, server_engine
 from rollouts_core.inference.replicas import FixedServers
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.library.models import LanguageModel
@@ -53,15 +52,11 @@ def maker_of(engine: Any, policy: LanguageModel, max_length: int) -> Iterator[tu
     if engine is None or engine == EMBEDDED:
         yield partial(embedded_engine, EngineConfig(), copy_of(policy.model), policy.tokenizer, max_length), True
     elif isinstance(engine, str):
-        kind = kind_at(engine)
-        limits = ModelLimits(
-            max_length, policy.model.config.vocab_size, shapes_of(dict(policy.model.named_parameters()))
-        )
+        config = EngineConfig(kind=kind_at(engine))
         parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         with tempfile.TemporaryDirectory(prefix="rollouts-weights-", dir=parent) as memory:
             servers = FixedServers([engine.rstrip("/")], memory=Path(memory))
-            create = import_module(f"rollouts_core.inference.{kind}").create
-            yield partial(create, EngineConfig(kind=kind), servers, limits, Path(memory)), False
+            yield partial(server_engine, config, servers, policy.model, max_length, Path(memory)), False
     else:
         yield engine, False
 
