@@ -1,10 +1,13 @@
 """The prompt buffer: prompts in seeded order, epoch after epoch, with a position that can be saved."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from rollouts_core.data.order import Places, epoch_order
 from rollouts_core.data.prompt_table import PromptTable
+from rollouts_core.data.tokenized import Ids
 from rollouts_core.errors import BadInput
 from rollouts_core.types import Prompt
 
@@ -65,6 +68,11 @@ def check_room(longest: int, field: str, max_new_tokens: int, max_length: int) -
             f"the longest prompt has {longest} tokens; with {field} {max_new_tokens} it does not fit "
             f"data.max_length {max_length}"
         )
+
+
+def check_tokens(sequences: Iterable[Sequence[int] | Ids], vocab_size: int) -> None:
+    """As `check_vocabulary`, of sequences that are there."""
+    check_vocabulary(max(int(np.max(tokens)) for tokens in sequences), vocab_size)
 
 
 def check_vocabulary(largest: int, vocab_size: int) -> None:

@@ -2,15 +2,12 @@
 
 import inspect
 import os
-from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 
-from rollouts_core.data.prompts import check_vocabulary
+from rollouts_core.config import BackendConfig
 from rollouts_core.errors import BadInput
-from rollouts_core.library.models import LanguageModel
 from rollouts_core.rewards.functions import identify_reward, load_reward
 from rollouts_core.rewards.reward import AnyReward, GroupReward, OpenReward
 
@@ -41,9 +38,9 @@ def refuse_other_arity(argument: str, function: Any, *given: str) -> None:
         raise BadInput(f"{argument}: {name}{signature} is called with ({', '.join(given)}): {error}") from None
 
 
-def check_tokens(sequences: Iterable[Any], policy: LanguageModel) -> None:
-    """Raises `BadInput` when the data hold tokens that the model does not have."""
-    check_vocabulary(max(int(np.max(tokens)) for tokens in sequences), policy.model.config.vocab_size)
+def refuse_ranks(backend: BackendConfig) -> None:
+    if backend.processes > 1:
+        raise BadInput(f"backend.processes {backend.processes}: here one process trains; ranks need the pipeline")
 
 
 def refuse_unresumable(optimizer: Any, directory: Any) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from rollouts_core.config import BackendConfig, DPOConfig
 from rollouts_core.config.schema import identity_of
-from rollouts_core.library.checks import check_tokens, make_deterministic, refuse_unresumable
+from rollouts_core.data.prompts import check_tokens
+from rollouts_core.library.checks import make_deterministic, refuse_ranks, refuse_unresumable
 from rollouts_core.library.models import as_language_model
 from rollouts_core.library.rows import Rows, preferences_from
 from rollouts_core.library.training import Training, begin, with_checkpoints
@@ -48,11 +49,12 @@ def dpo(
         >>> rows = [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}]
         >>> rc.dpo("Qwen/Qwen2.5-0.5B-Instruct", rows, rc.DPOConfig(steps=50)).run()
     """
+    refuse_ranks(backend)
     refuse_unresumable(optimizer, directory)
     make_deterministic(deterministic)
     policy = as_language_model(model, tokenizer)
     pairs = preferences_from(data, policy)
-    check_tokens((answer.tokens for answer in chain(*pairs)), policy)
+    check_tokens((answer.tokens for answer in chain(*pairs)), policy.model.config.vocab_size)
     place = Path(directory) if directory is not None else None
     start, checkpoint = begin(place, {"dpo": identity_of(config), "seed": seed, "rows": len(pairs)})
     trainer = backend_for(config, backend, policy.model, loss=loss, optimizer=optimizer)

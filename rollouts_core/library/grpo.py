@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollouts_core.config import BackendConfig, Distillation, RLConfig
+from rollouts_core.config import BackendConfig, CustomAlgorithm, Distillation, RLConfig
 from rollouts_core.config.schema import identity_of
-from rollouts_core.data.prompts import DataBuffer
+from rollouts_core.data.prompts import DataBuffer, check_tokens
 from rollouts_core.data.turns import turn_format
 from rollouts_core.environments.environment import Environment, beginning_of
 from rollouts_core.environments.registry import check_environment
@@ -17,9 +17,9 @@ from rollouts_core.errors import BadInput
 from rollouts_core.inference.torch_engine import copy_of
 from rollouts_core.library.checks import (
     as_reward,
-    check_tokens,
     make_deterministic,
     refuse_other_arity,
+    refuse_ranks,
     refuse_unresumable,
 )
 from rollouts_core.library.engines import check_engine, maker_of
@@ -44,6 +44,7 @@ from rollouts_core.training.reference import Reference, reference_model
 from rollouts_core.training.rl import RLStep, run_rl_training
 from rollouts_core.training.rl_state import load_rl, save_rl
 from rollouts_core.types import Prompt
+from rollouts_core.user_code import load_function
 
 DEFAULT, DEFAULT_BACKEND = RLConfig(), BackendConfig()
 CALL_SECONDS = 30.0
@@ -90,11 +91,16 @@ def grpo(
         >>> for step in rc.grpo("Qwen/Qwen2.5-0.5B-Instruct", rows, reward, rc.RLConfig(steps=10)):
         ...     print(step.metrics["reward"])
     """
+    refuse_ranks(backend)
     refuse_unresumable(optimizer, directory)
     scored = as_reward(reward)
     if advantages is not None:
         refuse_other_arity("advantages", advantages, "samples")
+    elif isinstance(config.algorithm, CustomAlgorithm):
+        advantages = load_function(config.algorithm.function, {}, "algorithm")
     if sampler is not None:
+        if engine is not None:
+            raise BadInput("engine: a sampler of one's own takes its place; leave one of the two out")
         refuse_other_arity("sampler", sampler, "prompts", "step")
         if not callable(scored):
             raise BadInput("reward: beside a sampler of one's own it is a function of a sample")
@@ -105,7 +111,7 @@ def grpo(
     policy = as_language_model(model, tokenizer)
     begun = None if environment is None else beginning_of(environment)
     asked = prompts_from(prompts, policy, begin=begun)
-    check_tokens((prompt.tokens for prompt in asked), policy)
+    check_tokens((prompt.tokens for prompt in asked), policy.model.config.vocab_size)
     longest = max(len(prompt.tokens) for prompt in asked)
     room = max_length or (
         min(policy.longest, longest + config.max_new_tokens) if environment is None else policy.longest

@@ -9,6 +9,7 @@ from rollouts_core.config import Dtype, ScratchModel
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.data.tokenizers import load_tokenizer, train_tokenizer
 from rollouts_core.errors import BadInput
+from rollouts_core.training.lora import model_weights
 from rollouts_core.training.models import create_model as random_model
 from rollouts_core.training.models import load_hf_model, save_policy
 
@@ -26,8 +27,8 @@ class LanguageModel:
         return int(getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
     def save(self, directory: str | Path) -> None:
-        """As a Hugging Face model directory."""
-        save_policy(self.model, self.tokenizer, Path(directory), self.model.state_dict())
+        """As a Hugging Face model directory, with what adapters add."""
+        save_policy(self.model, self.tokenizer, Path(directory), model_weights(self.model))
 
 
 def load_model(name: str | Path, device: str | None = None, dtype: Dtype = "float32") -> LanguageModel:

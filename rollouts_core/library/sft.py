@@ -1,12 +1,12 @@
 """Supervised fine-tuning in one call."""
 
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rollouts_core.config import BackendConfig, SFTConfig
 from rollouts_core.config.schema import identity_of
-from rollouts_core.library.checks import check_tokens, make_deterministic, refuse_unresumable
+from rollouts_core.data.prompts import check_tokens
+from rollouts_core.library.checks import make_deterministic, refuse_ranks, refuse_unresumable
 from rollouts_core.library.models import as_language_model
 from rollouts_core.library.rows import Rows, examples_from
 from rollouts_core.library.training import Training, begin, with_checkpoints
@@ -45,11 +45,12 @@ def sft(
         >>> print(training.run()["loss"])
         >>> training.save("policy")
     """
+    refuse_ranks(backend)
     refuse_unresumable(optimizer, directory)
     make_deterministic(deterministic)
     policy = as_language_model(model, tokenizer)
     examples = examples_from(data, policy)
-    check_tokens(chain(example.tokens for example in examples), policy)
+    check_tokens((example.tokens for example in examples), policy.model.config.vocab_size)
     place = Path(directory) if directory is not None else None
     start, checkpoint = begin(place, {"sft": identity_of(config), "seed": seed, "rows": len(examples)})
     trainer = backend_for(config, backend, policy.model, loss=loss, optimizer=optimizer)

@@ -23,7 +23,6 @@ from rollouts_core.library.progress import Bar, bar_of
 from rollouts_core.training.backend import Metrics, TrainFuture
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend
-from rollouts_core.training.models import save_policy
 
 BEGUN_WITH = "training.json"
 
@@ -82,8 +81,7 @@ class Training(Iterator[StepT], Generic[StepT]):
 
     def save(self, directory: str | Path) -> None:
         """The policy as it is now, as a Hugging Face model directory."""
-        weights = self.backend.get_weights().result()
-        save_policy(self.policy.model, self.policy.tokenizer, Path(directory), weights)
+        self.policy.save(directory)
 
     def close(self) -> None:
         """End it where it is: engine, threads and files are closed."""

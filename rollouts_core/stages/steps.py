@@ -4,9 +4,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
-from rollouts_core.data.prompts import check_vocabulary
+from rollouts_core.data.prompts import check_tokens
 from rollouts_core.stages.backends import stage_backend
 from rollouts_core.stages.specs import DPOSpec, SFTSpec
 from rollouts_core.stages.workspace import Work
@@ -19,7 +17,7 @@ from rollouts_core.training.models import check_context, save_policy, seed_torch
 
 def begin(work: Work, spec: SFTSpec | DPOSpec, model: Any, tokens: Iterable[Any]) -> Backend:
     """The backend that trains the model. Raises `BadInput` where the model can't take these tokens, or so many."""
-    check_vocabulary(max(int(np.max(ids)) for ids in tokens), model.config.vocab_size)
+    check_tokens(tokens, model.config.vocab_size)
     check_context(model, spec.max_length)
     backend = stage_backend(work, model)
     seed_torch(spec.seed, work.stage.kind)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import rollouts_core as rc
+from rollouts_core.config import CustomAlgorithm
 from rollouts_core.inference.torch_engine import copy_of
 from rollouts_core.library import training as training_module
 
@@ -137,6 +138,22 @@ def test_a_directory_of_another_experiment_is_refused(policy: rc.LanguageModel, 
         rc.sft(policy, ROWS, rc.SFTConfig(steps=2, learning_rate=0.1), directory=tmp_path)
 
 
+def test_an_algorithm_of_a_file_as_configs_name_it(policy: rc.LanguageModel, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def ones(samples):\n    return [1.0 for _ in samples]\n")
+    config = replace(CONFIG, steps=1, algorithm=CustomAlgorithm(function=f"{tmp_path / 'own.py'}:ones"))
+    (step,) = rc.grpo(policy, PROMPTS, reward, config)
+    assert {float(value) for of in step.advantages for value in of} == {1.0}
+
+
+def test_adapters_are_saved_with_what_they_add(policy: rc.LanguageModel, tmp_path: Path) -> None:
+    backend = rc.BackendConfig(lora=rc.LoRAConfig(rank=2))
+    training = rc.sft(policy, ROWS, rc.SFTConfig(steps=3, batch_size=8, learning_rate=1e-2), backend=backend)
+    training.run()
+    training.save(tmp_path / "policy")
+    expected = training.backend.get_weights().result()
+    assert_same({name: value.detach() for name, value in expected.items()}, weights(rc.load_model(tmp_path / "policy")))
+
+
 def test_an_advantage_a_loss_and_an_optimizer_of_ones_own(policy: rc.LanguageModel) -> None:
     seen: list[str] = []
 
@@ -213,6 +230,11 @@ BAD: dict[str, tuple[Callable[[rc.LanguageModel], Any], str]] = {
     "no pair": (lambda policy: rc.dpo(policy, ROWS), "data, row 0.*: has no 'chosen' and 'rejected'"),
     "both": (
         lambda policy: rc.sft(policy, ROWS, optimizer=lambda p, lr: None, directory="x"), "directory: the state of"
+    ),
+    "ranks": (lambda policy: rc.sft(policy, ROWS, backend=rc.BackendConfig(processes=4)), "backend.processes 4: here"),
+    "sampler": (
+        lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, sampler=lambda prompts, step: [], engine="embedded"),
+        "engine: a sampler of one's own"
     ),
     "a file": (lambda policy: rc.sft(policy, "rows.csv"), "data: rows.csv is no file of rows"),
 }  # fmt: skip
