@@ -10,7 +10,7 @@ from rollouts_core.data.prompts import check_tokens
 from rollouts_core.library.checks import make_deterministic, refuse_ranks, refuse_unresumable
 from rollouts_core.library.models import as_language_model
 from rollouts_core.library.rows import Rows, preferences_from
-from rollouts_core.library.training import Training, begin, with_checkpoints
+from rollouts_core.library.training import Training, begin, digest_of, model_digest, with_checkpoints
 from rollouts_core.training.backend import LossFunction, TrainStep
 from rollouts_core.training.configured import backend_for
 from rollouts_core.training.dpo import (
@@ -56,7 +56,8 @@ def dpo(
     pairs = preferences_from(data, policy)
     check_tokens((answer.tokens for answer in chain(*pairs)), policy.model.config.vocab_size)
     place = Path(directory) if directory is not None else None
-    start, checkpoint = begin(place, {"dpo": identity_of(config), "seed": seed, "rows": len(pairs)})
+    told = {"dpo": identity_of(config), "seed": seed, "data": digest_of(answer.tokens for answer in chain(*pairs))}
+    start, checkpoint = begin(place, {**told, "model": model_digest(policy.model, weights=place is not None)})
     trainer = backend_for(config, backend, policy.model, loss=loss, optimizer=optimizer)
     settings = DPOTrainingConfig(config.steps, config.batch_size, seed, config.tokens_per_pass)
     used = pairs_used([len(pairs)], settings)

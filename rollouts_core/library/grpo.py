@@ -26,7 +26,7 @@ from rollouts_core.library.engines import check_engine, maker_of
 from rollouts_core.library.models import LanguageModel, as_language_model
 from rollouts_core.library.rows import Rows, prompts_from
 from rollouts_core.library.sampled import SampledRollouts, Sampler
-from rollouts_core.library.training import Training, begin, with_checkpoints
+from rollouts_core.library.training import Training, begin, digest_of, model_digest, with_checkpoints
 from rollouts_core.rewards.reward import AnyReward
 from rollouts_core.rollout.episodes import Acting
 from rollouts_core.rollout.filters import identify_filter, load_filter
@@ -122,8 +122,9 @@ def grpo(
             f"max_length {room}: the longest prompt has {longest} tokens, and answers {config.max_new_tokens}"
         )
     place = Path(directory) if directory is not None else None
-    told = {"rl": identity_of(config), "seed": seed, "rows": len(asked)}
-    start, checkpoint = begin(place, told)
+    refers = place is not None and bool(config.kl_coef)
+    told = {"rl": identity_of(config), "seed": seed, "prompts": digest_of(prompt.tokens for prompt in asked)}
+    start, checkpoint = begin(place, {**told, "model": model_digest(policy.model, weights=refers)})
     recipe = recipe_of(config.algorithm, config.max_new_tokens, advantages)
     if advantages is not None:
         recipe = replace(recipe, advantages=own_advantages(advantages))

@@ -9,7 +9,7 @@ from rollouts_core.data.prompts import check_tokens
 from rollouts_core.library.checks import make_deterministic, refuse_ranks, refuse_unresumable
 from rollouts_core.library.models import as_language_model
 from rollouts_core.library.rows import Rows, examples_from
-from rollouts_core.library.training import Training, begin, with_checkpoints
+from rollouts_core.library.training import Training, begin, digest_of, model_digest, with_checkpoints
 from rollouts_core.training.backend import LossFunction, TrainStep
 from rollouts_core.training.configured import backend_for
 from rollouts_core.training.models import seed_torch
@@ -52,7 +52,8 @@ def sft(
     examples = examples_from(data, policy)
     check_tokens((example.tokens for example in examples), policy.model.config.vocab_size)
     place = Path(directory) if directory is not None else None
-    start, checkpoint = begin(place, {"sft": identity_of(config), "seed": seed, "rows": len(examples)})
+    told = {"sft": identity_of(config), "seed": seed, "data": digest_of(example.tokens for example in examples)}
+    start, checkpoint = begin(place, {**told, "model": model_digest(policy.model)})
     trainer = backend_for(config, backend, policy.model, loss=loss, optimizer=optimizer)
     seed_torch(seed, "sft")
     if checkpoint is not None:

@@ -8,13 +8,16 @@ Decision: with a directory it is resumable: the same call goes on behind the las
 another result are refused there.
 """
 
+import hashlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
+
+import numpy as np
 
 from rollouts_core.config.schema import leaves
 from rollouts_core.errors import BadInput
@@ -122,8 +125,27 @@ def begin(directory: Path | None, told: Mapping[str, Any]) -> tuple[int, Path | 
         if differing:
             problems = [f"{name}: it was begun with {before.get(name)!r}, not {here.get(name)!r}" for name in differing]
             raise BadInput(problems, f"directory {directory}")
+        return last_checkpoint(directory / "checkpoints") or (0, None)
     path.write_text(json.dumps(now, indent=1))
-    return last_checkpoint(directory / "checkpoints") or (0, None)
+    return 0, None
+
+
+def digest_of(sequences: Iterable[Any]) -> str:
+    """Of tokens, so that a directory is gone on with over the same data."""
+    digest = hashlib.sha256()
+    for tokens in sequences:
+        digest.update(np.asarray(tokens, np.int64).tobytes() + b"|")
+    return digest.hexdigest()[:16]
+
+
+def model_digest(model: Any, weights: bool = False) -> str:
+    """Of a model's parameters: names and shapes, and of their `weights` where a reference is made of them."""
+    digest = hashlib.sha256()
+    for name, value in model.named_parameters():
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        if weights:
+            digest.update(value.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def with_checkpoints(

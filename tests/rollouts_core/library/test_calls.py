@@ -138,6 +138,22 @@ def test_a_directory_of_another_experiment_is_refused(policy: rc.LanguageModel, 
         rc.sft(policy, ROWS, rc.SFTConfig(steps=2, learning_rate=0.1), directory=tmp_path)
 
 
+def test_other_data_and_another_model_are_refused_there(
+    policy: rc.LanguageModel, made: rc.LanguageModel, tmp_path: Path
+) -> None:
+    config = rc.DPOConfig(steps=2, batch_size=8, learning_rate=1e-2, checkpoint_every=1)
+    next(rc.dpo(policy, PREFERENCES, config, directory=tmp_path))
+    with pytest.raises(rc.BadInput, match="data: it was begun with"):
+        rc.dpo(copy(made), PREFERENCES[::-1], config, directory=tmp_path)
+    with pytest.raises(rc.BadInput, match="model: it was begun with"):
+        rc.dpo(policy, PREFERENCES, config, directory=tmp_path)  # trained meanwhile, and no longer the reference
+    again = copy(made)
+    assert len(list(rc.dpo(again, PREFERENCES, config, directory=tmp_path))) == 1
+    whole = copy(made)
+    rc.dpo(whole, PREFERENCES, config).run()
+    assert_same(weights(again), weights(whole))
+
+
 def test_an_algorithm_of_a_file_as_configs_name_it(policy: rc.LanguageModel, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def ones(samples):\n    return [1.0 for _ in samples]\n")
     config = replace(CONFIG, steps=1, algorithm=CustomAlgorithm(function=f"{tmp_path / 'own.py'}:ones"))
