@@ -40,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception:
+        if not _told_to_end:
+            raise
+        print("interrupted", file=sys.stderr)  # inside a library that made another exception of it
+        return INTERRUPTED
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -64,6 +69,8 @@ def _early_server(options: argparse.Namespace) -> TemporaryServer | None:
     """Begun first of all, since it takes longest."""
     prepare_prefect()
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     server = start_if_wanted()
     if server is not None and server.is_first and not options.quiet:
         print("Prefect makes its database, this once: 10 to 20 s", file=sys.stderr, flush=True)
@@ -364,7 +371,12 @@ def _config(options: argparse.Namespace) -> PipelineConfig:
     return place_store(load_config(options.config, changes), options.config, options.store)
 
 
+_told_to_end: list[int] = []
+"""The signals that asked for it."""
+
+
 def _interrupt(number: int, frame: Any) -> NoReturn:
+    _told_to_end.append(number)
     raise KeyboardInterrupt
 
 

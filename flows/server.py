@@ -23,17 +23,14 @@ def begin_server(begun: TemporaryServer | None = None, outputs: Path | None = No
     `begun`: a temporary one that is starting, and is stopped where it is not wanted. `outputs`: of the run, which links
     to its pages where `up` serves that directory.
     """
-    configured = PREFECT_API_URL.value()
-    found = None if configured else find_server()
-    wanted = configured is None and not (found and _answers(found.api))
-    if begun is not None and not wanted:
-        stop(begun.process)
-    if configured:
+    if configured := PREFECT_API_URL.value():
+        _drop(begun)
         check_server(configured)
         return lambda: None
     until_exit = ExitStack()
     atexit.register(until_exit.close)
-    if found and not wanted:
+    if (found := find_server()) and _answers(found.api):
+        _drop(begun)
         if outputs is not None and found.outputs == str(outputs.resolve()):
             os.environ.setdefault(PAGES, found.pages)
         until_exit.enter_context(temporary_settings({PREFECT_API_URL: found.api}))
@@ -42,6 +39,11 @@ def begin_server(begun: TemporaryServer | None = None, outputs: Path | None = No
     settings = {PREFECT_API_URL: server.api, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}  # nobody looks for lost runs
     until_exit.enter_context(temporary_settings(settings))
     return server.wait
+
+
+def _drop(begun: TemporaryServer | None) -> None:
+    if begun is not None:
+        stop(begun.process)
 
 
 def _answers(url: str) -> bool:

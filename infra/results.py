@@ -36,9 +36,9 @@ def bring_home(
     if plan.rl:
         _join(plan.rl, session, "metrics.jsonl", gathering / "rl_metrics.jsonl")
         for stage in plan.rl:
-            part = fetch_record(session, stage.artifact, gathering / ".rollouts")
-            append_record(gathering, part)
-            shutil.rmtree(part)
+            _fetch(session, stage.artifact, gathering / ".rollouts", "rollouts")
+            append_record(gathering, gathering / ".rollouts")
+            shutil.rmtree(gathering / ".rollouts")
     (gathering / "evaluation").mkdir()
     for stage in plan.evaluate:
         point = stage.name.removeprefix("evaluate-")
@@ -54,12 +54,6 @@ def fetch_file(session: MachineSession, artifact: ArtifactId, name: str, target:
     """One file of an artifact, wherever that lies, below `target`."""
     _fetch(session, artifact, target, name)
     return target / name
-
-
-def fetch_record(session: MachineSession, artifact: ArtifactId, target: Path) -> Path:
-    """The rollouts that an artifact of RL keeps, below `target`."""
-    _fetch(session, artifact, target, "rollouts")
-    return target
 
 
 def _join(stages: Sequence[Stage], session: MachineSession, name: str, target: Path) -> None:
