@@ -11,7 +11,6 @@ Prefect's own temporary servers; `prefect server start` takes a second longer.
 
 import atexit
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from flows import supervisor
 from flows.found_server import find_server, prefect_home
+from infra.host.servers import free_port
 from rollouts_core.errors import RolloutsError
 
 START_DEADLINE = 120.0
@@ -90,10 +90,3 @@ def wait_until_healthy(api: str, server: "subprocess.Popen[bytes]", log: str) ->
         except OSError:
             time.sleep(0.05)
     raise RolloutsError(f"the Prefect server did not answer within {START_DEADLINE:.0f} s; its log: {log}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

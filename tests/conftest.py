@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from infra.host.servers import free_port
 from rollouts_core.config.loading import from_data
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.runs import RunLog
@@ -219,13 +219,6 @@ def until(condition: Callable[[], Any], what: str, seconds: float = UNTIL_SECOND
         assert time.monotonic() < end, f"waited too long for {what}"
         time.sleep(0.1)
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def job_process(directory: Path) -> int:

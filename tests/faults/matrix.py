@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from infra.host.servers import free_port
 from rollouts_core.errors import RolloutsError
 from rollouts_core.store.objects import S3_SETTINGS
-from tests.conftest import free_port, wait_until_healthy
+from tests.conftest import wait_until_healthy
 from tests.faults.cases import Case, cases
 from tests.faults.inflict import inflict
 from tests.faults.world import (

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Done, free_port
+from infra.host.servers import free_port
+from tests.conftest import Done
 
 Rollouts = Callable[..., Done]
 ROW = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "02"}], "answer": "02"}

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from infra.host.servers import free_port
 from tests.addition import MODEL
 from tests.browser import keep, open_page, running_browser
-from tests.conftest import free_port, until
+from tests.conftest import until
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from infra.host.servers import free_port
 from rollouts_core.config import RLConfig
 from rollouts_core.config.algorithms import Distillation
 from rollouts_core.data.tokenized import Example
@@ -17,7 +18,6 @@ from rollouts_core.training.models import check_teacher
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import score as score_batch
 from rollouts_core.training.reference import reference_model, reference_server
-from tests.conftest import free_port
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 from tests.rollouts_core.training.test_rl import train
 
