@@ -1,6 +1,7 @@
 """Every family that docs/models.md names, tiny and random, against transformers: loss, gradients, decoding, files."""
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def test_what_is_not_computed_is_refused_by_name(name: str) -> None:
 
 
 def test_experts_that_transformers_joins_are_refused_for_servers_by_name(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"memory": str(tmp_path)}))
     with pytest.raises(BadInput, match="the weights of qwen3_moe have other names here than in its files"):
         engine_for(EngineConfig(kind="sglang"), family("qwen3_moe"), character_tokenizer(), CONTEXT, tmp_path)
 
