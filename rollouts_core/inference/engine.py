@@ -170,10 +170,6 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], limits: ModelLimits, ve
         raise WeightMismatch(f"weight version {version} does not fit the engine's model: " + "; ".join(wrong[:5]))
 
 
-def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
-
-
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Of the safetensors of a model directory; reads their headers only."""
     from safetensors import safe_open

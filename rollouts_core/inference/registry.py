@@ -13,20 +13,22 @@ from typing import Any
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
-from rollouts_core.inference.engine import InferenceEngine, ModelLimits, shapes_of
+from rollouts_core.inference.engine import InferenceEngine, ModelLimits
 from rollouts_core.inference.replicas import Fleet, SupervisedServers
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
+from rollouts_core.inference.weights import shapes_of
 
 
 def engine_for(
-    config: EngineConfig, model: Any, tokenizer: Any, max_length: int, servers: Path | None
+    config: EngineConfig, model: Any, tokenizer: Any, max_length: int, servers: Path | None, device: str = "cpu"
 ) -> InferenceEngine:
-    """Made in the event loop that it is used in. `model` is the trainer's; `servers` the directory of its servers' job.
+    """Made in the event loop that it is used in. `model` is the trainer's; `servers` the directory of its servers' job;
+    `device` where the embedded engine's copy of a blank model is.
 
     Raises `BadInput` where a config asks for servers and there are none.
     """
     if config.kind == "embedded":
-        return embedded_engine(config, copy_of(model), tokenizer, max_length)
+        return embedded_engine(config, copy_of(model, device), tokenizer, max_length)
     if servers is None or not servers.is_dir():
         raise BadInput(f"engine.kind is {config.kind}, and nobody has started servers for this job ({servers})")
     memory = Path(json.loads((servers / "spec.json").read_text())["memory"])

@@ -26,7 +26,6 @@ from rollouts_core.inference.engine import (
     check_request,
     check_weights,
     shapes_in,
-    shapes_of,
 )
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
@@ -38,6 +37,7 @@ from rollouts_core.inference.transports import (
     WeightTransport,
     load_checkpoint,
 )
+from rollouts_core.inference.weights import shapes_of
 from rollouts_core.metrics.timing import PhaseTimer
 
 if TYPE_CHECKING:

@@ -41,13 +41,13 @@ from rollouts_core.inference.engine import (
     ModelLimits,
     check_request,
     check_weights,
-    shapes_of,
 )
 from rollouts_core.inference.families import problems_of
 from rollouts_core.inference.fused import FusedDecoder, is_fusable
 from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
 from rollouts_core.inference.tiles import round_up
+from rollouts_core.inference.weights import shapes_of
 from rollouts_core.memory import GIB, free_bytes
 
 PREFILL_TOKENS = 16384
@@ -308,9 +308,19 @@ def _completion(entry: _Running, reason: FinishReason) -> Completion:
     )
 
 
-def copy_of(model: Any) -> Any:
-    """The same model with its own weights, for an engine beside the trainer."""
-    return copy.deepcopy(model).requires_grad_(False)
+def copy_of(model: Any, device: str = "cpu") -> Any:
+    """The same model with its own weights, for an engine beside the trainer.
+
+    A blank model's copy has memory for weights on `device`, and no values yet.
+    """
+    own = copy.deepcopy(model).requires_grad_(False)
+    if not any(value.is_meta for value in own.parameters()):
+        return own
+    buffers = {name: value.to(device) for name, value in own.named_buffers()}
+    own.to_empty(device=device).tie_weights()
+    for name, value in own.named_buffers():
+        value.copy_(buffers[name])
+    return own
 
 
 def _tokens_that_fit(decoder: Decoder, max_length: int, cache_gib: float | None) -> int:

@@ -30,13 +30,13 @@ from rollouts_core.inference.engine import (
     check_request,
     check_weights,
     shapes_in,
-    shapes_of,
 )
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import DiskTransport
+from rollouts_core.inference.weights import shapes_of
 from rollouts_core.metrics.timing import PhaseTimer
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """The backend that trains a stage, the same on every rank."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
@@ -7,22 +8,26 @@ from rollouts_core.stages.stage import Stage, stage_to_data
 from rollouts_core.stages.workspace import Work
 from rollouts_core.training.algorithms import Recipe, recipe_of
 from rollouts_core.training.configured import Backend, backend_for
+from rollouts_core.training.origins import Origin
+from rollouts_core.training.ranks import Ranks
 from rollouts_core.user_code import load_function
 
 
-def stage_backend(work: Work, model: Any) -> Backend:
+def stage_backend(work: Work, model: Any, origin: Origin) -> Backend:
     """The backend of the stage; the other ranks, where there are any, make theirs at the same time."""
     ranks = work.session.ranks
-    if ranks:
-        ranks.tell({"do": "build", "stage": stage_to_data(work.stage), "model": model.config.to_dict()})
-    return backend_of(work.stage, model, ranks)
+    if not ranks:
+        return backend_of(work.stage, model)
+    ranks.tell({"do": "build", "stage": stage_to_data(work.stage), "origin": asdict(origin)})
+    return backend_of(work.stage, model, ranks, origin)
 
 
-def backend_of(stage: Stage, model: Any, ranks: Any = None) -> Backend:
+def backend_of(stage: Stage, model: Any, ranks: Ranks | None = None, origin: Origin | None = None) -> Backend:
+    """`origin`: of a model that is blank."""
     spec = stage.spec
     assert isinstance(spec, SFTSpec | DPOSpec | RLSpec), f"{stage.name} does not train"
     recipe = recipe_for(stage) if isinstance(spec, RLSpec) else None
-    return backend_for(spec.training, spec.backend, model, recipe, ranks)
+    return backend_for(spec.training, spec.backend, model, recipe, ranks, origin)
 
 
 def recipe_for(stage: Stage) -> Recipe:

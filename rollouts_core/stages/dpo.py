@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rollouts_core.data.tokenized import Floats, directories_of, read_preferences
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.stages.policies import first_policy
+from rollouts_core.stages.policies import start, trained_origin
 from rollouts_core.stages.specs import DPOSpec
 from rollouts_core.stages.steps import begin, make_policy
 from rollouts_core.stages.workspace import Work
@@ -36,8 +36,9 @@ def run(work: Work) -> dict[str, float]:
     sources = [read_preferences(directory) for directory in directories_of(work.inputs["data"], "preferences")]
     pairs, sizes = list(chain(*sources)), list(map(len, sources))
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    model = first_policy(work, spec, tokenizer)
-    backend = begin(work, spec, model, (answer.tokens for answer in chain(*pairs)))
+    origin = trained_origin(work, spec, tokenizer)
+    model = start(work, origin)
+    backend = begin(work, spec, model, origin, (answer.tokens for answer in chain(*pairs)))
     settings = DPOTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
     used = pairs_used(sizes, settings)
     for index, pair in zip(used, _referred(work, backend, [pairs[index] for index in used], settings), strict=True):

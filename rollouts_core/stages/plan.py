@@ -128,11 +128,12 @@ def _dpo(config: PipelineConfig, external: Externals, tokenize: Stage, sft: Stag
 def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Stage | None) -> tuple[Stage, ...]:
     if config.rl is None:
         return ()
-    reference = {"reference": begun.artifact} if begun and config.rl.kl_coef else {}
     segments: list[Stage] = []
     for start in range(0, config.rl.steps, config.rl.steps_per_segment):
         previous = segments[-1] if segments else begun
-        first_model = config.model if begun is None and (previous is None or config.rl.kl_coef) else None
+        beginning_needed = bool(config.rl.kl_coef or (config.backend.lora and segments))
+        reference = {"reference": begun.artifact} if begun and beginning_needed else {}
+        first_model = config.model if begun is None and (previous is None or beginning_needed) else None
         spec = RLSpec(
             model=first_model,
             training=config.rl,

@@ -98,24 +98,17 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
 
 def help_rank_zero(ranks: Any) -> None:
     """What every other rank does, until rank 0 is done."""
+    from rollouts_core.stages.backends import backend_of
     from rollouts_core.training.fsdp import serve
+    from rollouts_core.training.origins import Origin
+    from rollouts_core.training.pytorch import PyTorchTrainingBackend
 
     message = ranks.hear()
     while message["do"] == "build":
-        message = serve(ranks, _built(ranks, stage_from_data(message["stage"]), message["model"]))
-
-
-def _built(ranks: Any, stage: Stage, described: dict[str, Any]) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from rollouts_core.stages.backends import backend_of
-    from rollouts_core.training.models import DTYPES
-
-    spec = stage.spec
-    assert isinstance(spec, SFTSpec | DPOSpec | RLSpec), "nothing else trains"
-    config = AutoConfig.for_model(described.pop("model_type"), **described)
-    dtype = spec.model.dtype if isinstance(spec, SFTSpec) else spec.dtype
-    return backend_of(stage, AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).to(ranks.device), ranks)
+        origin = Origin(**message["origin"])
+        own = backend_of(stage_from_data(message["stage"]), origin.blank(), ranks, origin)
+        assert isinstance(own, PyTorchTrainingBackend), "rank 0 alone has the other kind"
+        message = serve(ranks, own)
 
 
 SIOCGIFADDR = 0x8915

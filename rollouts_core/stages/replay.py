@@ -18,7 +18,7 @@ from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.backends import backend_of, recipe_for
-from rollouts_core.stages.policies import first_policy
+from rollouts_core.stages.policies import first_policy, start, trained_origin
 from rollouts_core.stages.rl import (
     buffer_of,
     manager_for,
@@ -63,10 +63,10 @@ def replay(segment: Stage, store: Store, scratch: Path, device: str) -> Iterator
         work = _work(segment, store, scratch, device, session)
         tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
         seed_torch(spec.seed, "rl")
-        model = first_policy(work, spec, tokenizer)
+        model = start(work, trained_origin(work, spec, tokenizer))
         recipe = recipe_for(segment)
         backend = backend_of(segment, model)
-        reference = reference_for(work, spec, tokenizer)
+        reference = reference_for(work, spec, tokenizer, backend)
         if spec.start > 0:
             backend.load(work.inputs["policy"] / "state")
         kept = KeptRollouts(directory / "batches")

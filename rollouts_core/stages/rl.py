@@ -32,24 +32,25 @@ from rollouts_core.rollout.records import sample_record
 from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.backends import recipe_for, stage_backend
-from rollouts_core.stages.policies import first_policy, untrained_policy
+from rollouts_core.stages.policies import beginning_origin, start, trained_origin
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.workspace import Work
 from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend, rl_loop
+from rollouts_core.training.fsdp import FSDPTrainingBackend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import (
     check_context,
     check_teacher,
-    load_hf_model,
     save_policy,
     seed_torch,
 )
+from rollouts_core.training.origins import origin_in
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.pytorch import score as score_batch
-from rollouts_core.training.reference import Reference, reference_model, reference_server
+from rollouts_core.training.reference import Reference, reference_backend, reference_model, reference_server
 from rollouts_core.training.rl import run_rl_training
 from rollouts_core.training.rl_state import load_rl, save_rl
 
@@ -70,14 +71,14 @@ class Trainer:
 def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, RLSpec), "the planner pairs this stage with its spec"
-    trainer, start = _resume(work, spec)
-    work.log.covers(spec.start, spec.stop, start)
-    keep_rollouts(work.scratch, start)
+    trainer, begun = _resume(work, spec)
+    work.log.covers(spec.start, spec.stop, begun)
+    keep_rollouts(work.scratch, begun)
     record = RolloutRecord(work.scratch)
     metrics: dict[str, float] = {}
     warnings = Warnings()
     settings = rl_loop(spec.training, trainer.recipe, spec.stop)
-    steps = run_rl_training(trainer.backend, trainer.rollouts, settings, trainer.reference, start)
+    steps = run_rl_training(trainer.backend, trainer.rollouts, settings, trainer.reference, begun)
     with Checkpoints(work.scratch / "checkpoints") as checkpoints:
         for step in keeping_nonfinite(steps, work.scratch / "nonfinite"):
             metrics = step.metrics
@@ -116,10 +117,10 @@ def _resume(work: Work, spec: RLSpec) -> tuple[Trainer, int]:
     trainer = warm if isinstance(warm, Trainer) else _create(work, spec)
     trainer.journal.move(work.scratch / "rollouts")
     if found := last_checkpoint(work.scratch / "checkpoints"):
-        start, directory = found
-        print(f"resuming after step {start}")
+        step, directory = found
+        print(f"resuming after step {step}")
         load_rl(trainer.backend, trainer.rollouts, directory)
-        return trainer, start
+        return trainer, step
     if warm is None and spec.start > 0:
         load_rl(trainer.backend, trainer.rollouts, work.inputs["policy"] / "state")
     return trainer, spec.start
@@ -129,7 +130,8 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     """A trainer with the policy's weights and everything else at its beginning."""
     seed_torch(spec.seed, "rl")
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    model = first_policy(work, spec, tokenizer)
+    origin = trained_origin(work, spec, tokenizer)
+    model = start(work, origin)
     prompts = prompts_of(work)
     buffer = buffer_of(prompts, spec)
     check_room(prompts.longest, "rl.max_new_tokens", spec.training.max_new_tokens, spec.max_length)
@@ -138,13 +140,14 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     journal = RolloutJournal(work.scratch / "rollouts")
     acting = acting_of(work.stage, spec.environment, tokenizer, spec.max_length)
     make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal, acting)
-    make_engine = partial(engine_for, spec.engine, model, tokenizer, spec.max_length, work.session.servers)
+    make_engine = partial(engine_for, spec.engine, model, tokenizer, spec.max_length, work.session.servers, work.device)
     colocated = shares_device(spec.engine, work.session.servers)
     same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated, same_thread))
     recipe = recipe_for(work.stage)
-    backend = stage_backend(work, model)
-    return Trainer(model, tokenizer, backend, recipe, reference_for(work, spec, tokenizer), rollouts, journal)
+    backend = stage_backend(work, model, origin)
+    reference = reference_for(work, spec, tokenizer, backend)
+    return Trainer(model, tokenizer, backend, recipe, reference, rollouts, journal)
 
 
 def prompts_of(work: Work) -> PromptTable:
@@ -175,19 +178,21 @@ def manager_for(
     )
 
 
-def reference_for(work: Work, spec: RLSpec, tokenizer: Any) -> Reference | None:
-    """Scores tokens under the policy that RL began with, or a teacher; None where nothing asks for it."""
+def reference_for(work: Work, spec: RLSpec, tokenizer: Any, backend: Backend) -> Reference | None:
+    """Scores tokens under the policy that RL began with, or a teacher; None where nothing asks for it.
+
+    Ranks share its weights as they do the policy's.
+    """
     teacher = work.stage.external.get("teacher")
     if teacher is None and not spec.training.kl_coef:
         return None
     if teacher is not None and is_url(teacher.location):
         return reference_server(teacher.location)
+    origin = beginning_origin(work, spec, tokenizer)
     if teacher is not None:
-        frozen = load_hf_model(teacher.location, spec.dtype, work.device, revision=teacher.identity.get("commit"))
-        check_teacher(frozen, tokenizer)
-    elif "reference" in work.inputs:
-        frozen = load_hf_model(str(work.inputs["reference"] / "policy"), spec.dtype, work.device)
-    else:
-        frozen = untrained_policy(work, spec, tokenizer)
-    policy = Policy(frozen.requires_grad_(False), spec.training.temperature, entropy=False).eval()
+        origin = origin_in(teacher.location, spec.dtype, teacher.identity.get("commit"))
+        check_teacher(origin.config["vocab_size"], tokenizer)
+    if isinstance(backend, FSDPTrainingBackend):
+        return reference_backend(backend.referring_to(origin, spec.training.temperature))
+    policy = Policy(origin.whole(work.device).requires_grad_(False), spec.training.temperature, entropy=False).eval()
     return reference_model(partial(score_batch, policy))

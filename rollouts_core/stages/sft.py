@@ -4,10 +4,10 @@ from itertools import chain
 
 from rollouts_core.data.tokenized import directories_of, read_examples
 from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.stages.policies import start, trained_origin
 from rollouts_core.stages.specs import SFTSpec
 from rollouts_core.stages.steps import begin, make_policy
 from rollouts_core.stages.workspace import Work
-from rollouts_core.training.models import initial_policy
 from rollouts_core.training.sft import SFTTrainingConfig, run_sft_training
 
 
@@ -17,10 +17,9 @@ def run(work: Work) -> dict[str, float]:
     training = spec.training
     sources = [read_examples(directory) for directory in directories_of(work.inputs["data"], "demonstrations")]
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
-    model = initial_policy(
-        spec.model, work.stage.external.get("model"), tokenizer, spec.max_length, spec.seed, work.device
-    )
-    backend = begin(work, spec, model, (example.tokens for example in chain(*sources)))
+    origin = trained_origin(work, spec, tokenizer)
+    model = start(work, origin)
+    backend = begin(work, spec, model, origin, (example.tokens for example in chain(*sources)))
     settings = SFTTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
     examples, sizes = list(chain(*sources)), list(map(len, sources))
     metrics = make_policy(

@@ -71,7 +71,10 @@ class DPOSpec:
 class RLSpec:
     """One segment: steps `start` (exclusive) to `stop` of the RL run."""
 
-    model: Model | None = Field(description="The model RL begins with, where no artifact holds the policy.")
+    model: Model | None = Field(
+        description="The model RL begins with, where no artifact holds it and it is needed: for the policy, for a "
+        "reference, or below adapters."
+    )
     training: RLConfig
     backend: BackendConfig
     engine: EngineConfig

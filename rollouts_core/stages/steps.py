@@ -13,13 +13,14 @@ from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import check_context, save_policy, seed_torch
+from rollouts_core.training.origins import Origin
 
 
-def begin(work: Work, spec: SFTSpec | DPOSpec, model: Any, tokens: Iterable[Any]) -> Backend:
+def begin(work: Work, spec: SFTSpec | DPOSpec, model: Any, origin: Origin, tokens: Iterable[Any]) -> Backend:
     """The backend that trains the model. Raises `BadInput` where the model can't take these tokens, or so many."""
     check_tokens(tokens, model.config.vocab_size)
     check_context(model, spec.max_length)
-    backend = stage_backend(work, model)
+    backend = stage_backend(work, model, origin)
     seed_torch(spec.seed, work.stage.kind)
     return backend
 

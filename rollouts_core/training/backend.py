@@ -26,7 +26,7 @@ from rollouts_core.training.pending import Numbers
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
-Weights = dict[str, torch.Tensor]
+Weights = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ class TrainingBackend(Protocol):
         """
 
     def get_weights(self) -> TrainFuture[Weights]:
-        """The current weights by name; shared with the backend, so copy what must not change."""
+        """The current weights by name: shared with the backend, or gathered when they are asked for. So copy what must
+        not change."""
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> TrainFuture[None]:
         """Replace the weights, in place."""

@@ -1,5 +1,6 @@
 """Backends and loops as the parts of a config describe them. Stages and `rollouts_core.library` make theirs here."""
 
+from functools import partial
 from typing import Any
 
 from rollouts_core.config import BackendConfig, DPOConfig, RLConfig, SFTConfig
@@ -9,6 +10,7 @@ from rollouts_core.training.backend import LossFunction
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_backend
 from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_dpo_loss, create_rl_loss
 from rollouts_core.training.optimizers import OwnOptimizer
+from rollouts_core.training.origins import Origin
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend
 from rollouts_core.training.ranks import Ranks
 from rollouts_core.training.rl import RLTrainingConfig
@@ -23,24 +25,25 @@ def backend_for(
     model: Any,
     recipe: Recipe | None = None,
     ranks: Ranks | None = None,
+    origin: Origin | None = None,
     loss: LossFunction | None = None,
     optimizer: OwnOptimizer | None = None,
 ) -> Backend:
-    """The backend that trains the model in place, or a rank's part of it. `recipe` is RL's; `loss` and `optimizer`
-    take the place of the config's own."""
+    """The backend that trains the model in place, or a rank's part of it. `recipe` is RL's; `origin` that of a blank
+    model; `loss` and `optimizer` take the place of the config's own."""
+    make = partial(_backend, training, backend, model, ranks, origin, optimizer)
     match training:
         case SFTConfig():
             rate = create_scheduler(training.schedule, training.warmup_steps, training.steps)
-            return _backend(training, backend, model, loss or create_cross_entropy_loss(), rate, ranks, optimizer)
+            return make(loss or create_cross_entropy_loss(), rate)
         case DPOConfig(beta=beta):
             rate = create_scheduler(training.schedule, training.warmup_steps, training.steps)
-            return _backend(training, backend, model, loss or create_dpo_loss(beta), rate, ranks, optimizer)
+            return make(loss or create_dpo_loss(beta), rate)
         case RLConfig():
             assert recipe is not None, "RL's caller knows its algorithm"
             rate = create_scheduler("constant", training.warmup_steps, 0)
             own = loss or create_rl_loss(recipe, extras_of(training))
-            options = {"temperature": training.temperature, "critic": recipe.critic}
-            return _backend(training, backend, model, own, rate, ranks, optimizer, **options)
+            return make(own, rate, temperature=training.temperature, critic=recipe.critic)
 
 
 def rl_loop(training: RLConfig, recipe: Recipe, num_steps: int) -> RLTrainingConfig:
@@ -76,10 +79,11 @@ def _backend(
     training: SFTConfig | DPOConfig | RLConfig,
     backend: BackendConfig,
     model: Any,
+    ranks: Ranks | None,
+    origin: Origin | None,
+    optimizer: OwnOptimizer | None,
     loss: LossFunction,
     rate: Rate,
-    ranks: Ranks | None,
-    optimizer: OwnOptimizer | None,
     **options: Any,
 ) -> Backend:
     decay, norm = training.weight_decay, training.max_grad_norm
@@ -88,6 +92,7 @@ def _backend(
         loss,
         Optimization(training.learning_rate, optimizer or training.optimizer, decay, norm, rate),
         ranks,
+        origin,
         activation_checkpointing=backend.activation_checkpointing,
         lora=backend.lora,
         entropy=isinstance(training, RLConfig),

@@ -4,21 +4,18 @@ Decision: ranks share the work pass by pass. Rank 0 queues passes until each ran
 for; a rank without one computes an empty pass, for shards are gathered by all together. Gradients are summed, never
 averaged: every pass is already divided by what the whole optimizer step has, so the number of ranks changes nothing.
 
-Parameters are float32 shards, and are gathered in the type of the computation; gradients are reduced in float32.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rollouts_core.errors import NonFiniteGradient
+from rollouts_core.inference.weights import LazyWeights
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
     LossFunction,
@@ -29,9 +26,11 @@ from rollouts_core.training.backend import (
     Weights,
 )
 from rollouts_core.training.lora import adapter_tensors
+from rollouts_core.training.origins import Origin
 from rollouts_core.training.policy import Policy, PolicyOptions, create_policy
-from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend, score
 from rollouts_core.training.ranks import Ranks, empty_batch, receive_batch, send_batch
+from rollouts_core.training.sharding import fill, shard, sharded_policy
 
 T = TypeVar("T")
 
@@ -41,12 +40,13 @@ def create_backend(
     loss_function: LossFunction,
     optimization: Optimization,
     ranks: Ranks | None = None,
+    origin: Origin | None = None,
     **options: Unpack[PolicyOptions],
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
     """On one device, or sharded over ranks; `options` are those of either."""
     if ranks is None:
         return create_pytorch_backend(model, loss_function, optimization, **options)
-    return create_fsdp_backend(model, loss_function, optimization, ranks, **options)
+    return create_fsdp_backend(model, loss_function, optimization, ranks, origin, **options)
 
 
 def create_fsdp_backend(
@@ -54,33 +54,21 @@ def create_fsdp_backend(
     loss_function: LossFunction,
     optimization: Optimization,
     ranks: Ranks,
+    origin: Origin | None = None,
     **options: Unpack[PolicyOptions],
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
-    """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes; the
-    weights are rank 0's. Raises `BadInput` as `create_policy` does."""
+    """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes:
+    a blank one, which gets the weights of its `origin`, or a whole one, which gets rank 0's.
+
+    Raises `BadInput` as `create_policy` and `Origin.weights` do.
+    """
     dtype = next(model.parameters()).dtype
-    policy = create_policy(model, **options)
+    policy = create_policy(model, **options).float()
     shard(policy, ranks, dtype)
+    if origin is not None:
+        fill(policy, origin, ranks)
     own = PyTorchTrainingBackend(policy, loss_function, optimization, dtype)
     return FSDPTrainingBackend(ranks, own) if ranks.rank == 0 else own
-
-
-def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
-    """Make the policy, which each rank has whole and on its device, rank 0's; keep a shard of it."""
-    policy.float()
-    with torch.no_grad():
-        for value in policy.parameters():
-            dist.broadcast(value, 0)
-    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    layers = set(policy.model._no_split_modules or ())
-    for module in [module for module in policy.modules() if type(module).__name__ in layers]:
-        fully_shard(module, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=False)
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
 
 
 class FSDPTrainingBackend:
@@ -88,6 +76,7 @@ class FSDPTrainingBackend:
 
     def __init__(self, ranks: Ranks, own: PyTorchTrainingBackend) -> None:
         self._ranks, self._own = ranks, own
+        self._reference: Policy | None = None
         self._queue: list[_Queued[Any]] = []
         self._passes: list[TrainBatch] = []
         """Those of the step under way, of all ranks."""
@@ -112,6 +101,12 @@ class FSDPTrainingBackend:
     def score(self, batch: TrainBatch) -> "_Queued[TokenScores]":
         return self._queued("score", batch)
 
+    def referring_to(self, origin: Origin, temperature: float) -> "Callable[[TrainBatch], _Queued[TokenScores]]":
+        """What scores tokens under a frozen policy, of which each rank holds a shard. There is one at a time."""
+        self._ranks.tell({"do": "build_reference", "origin": asdict(origin), "temperature": temperature})
+        self._reference = sharded_policy(origin, temperature, self._ranks)
+        return partial(self._queued, "refer")
+
     def optim_step(self) -> ImmediateTrainFuture[Metrics]:
         """Raises `NonFiniteGradient` with the passes of all ranks."""
         self.flush()
@@ -123,9 +118,9 @@ class FSDPTrainingBackend:
             raise NonFiniteGradient(str(error), passes) from None
 
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
+        """Gathered one at a time, when they are asked for."""
         self.flush()
-        self._ranks.tell({"do": "weights"})
-        return self._own.get_weights()
+        return ImmediateTrainFuture(LazyWeights(self._own.names, self._gather))
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> ImmediateTrainFuture[None]:
         self._own.check_weights(weights)
@@ -144,6 +139,10 @@ class FSDPTrainingBackend:
         self._ranks.tell({"do": "gather_adapter"})
         self._own.save_adapter(directory)
 
+    def _gather(self, name: str) -> torch.Tensor:
+        self._ranks.tell({"do": "gather", "name": name})
+        return self._own.gather(name)
+
     def flush(self) -> None:
         """Have what is queued computed."""
         queue, self._queue = self._queue, []
@@ -159,9 +158,15 @@ class FSDPTrainingBackend:
             for rank, entry in enumerate(queue[1:], 1):
                 entry.found = self._ranks.receive(rank)[0]
         else:
-            queue[0].found = self._own.score(queue[0].batch).result()
+            queue[0].found = self._scored(kind, queue[0].batch)
             for rank, entry in enumerate(queue[1:], 1):
                 entry.found = TokenScores(**self._ranks.receive(rank)[1])
+
+    def _scored(self, kind: str, batch: TrainBatch) -> TokenScores:
+        if kind == "score":
+            return self._own.score(batch).result()
+        assert self._reference is not None, "what scores under a reference has built it"
+        return score(self._reference, batch)
 
     def _queued(self, kind: str, batch: TrainBatch) -> "_Queued[Any]":
         if self._queue and self._queue[0].kind != kind:
@@ -189,49 +194,69 @@ class _Queued(Generic[T]):
         return value
 
 
+@dataclass
+class _Helper:
+    """What another rank than 0 has."""
+
+    ranks: Ranks
+    own: PyTorchTrainingBackend
+    reference: Policy | None = None
+
+
 def serve(ranks: Ranks, own: PyTorchTrainingBackend) -> dict[str, Any]:
     """Another rank's side: do what rank 0 tells, until it says something else, which is returned."""
+    helper = _Helper(ranks, own)
     while (message := ranks.hear())["do"] in _DOES:
-        _DOES[message["do"]](ranks, own, message)
+        _DOES[message["do"]](helper, message)
     own.wait_until_saved()
     return message
 
 
-def _pass(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+def _pass(helper: _Helper, message: Mapping[str, Any]) -> None:
+    ranks, own = helper.ranks, helper.own
     if ranks.rank < message["passes"]:
         ranks.send(0, own.forward_backward(receive_batch(ranks)).result(), {})
     else:
         own.empty_pass(empty_batch())
 
 
-def _score(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+def _score(helper: _Helper, message: Mapping[str, Any]) -> None:
+    ranks, reference = helper.ranks, helper.reference
     mine = ranks.rank < message["passes"]
-    scores = own.score(receive_batch(ranks) if mine else empty_batch()).result()
+    batch = receive_batch(ranks) if mine else empty_batch()
+    scores = score(reference, batch) if message["do"] == "refer" and reference else helper.own.score(batch).result()
     if mine:
         ranks.send(0, {}, {name: value for name, value in scores._asdict().items() if value is not None})
 
 
-def _step(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
+def _build_reference(helper: _Helper, message: Mapping[str, Any]) -> None:
+    helper.reference = sharded_policy(Origin(**message["origin"]), message["temperature"], helper.ranks)
+
+
+def _step(helper: _Helper, message: Mapping[str, Any]) -> None:
     try:
-        own.optim_step()
+        helper.own.optim_step()
     except NonFiniteGradient:
         """Rank 0 raises it, too, and says what follows."""
 
 
-def _load_weights(ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
-    own.load_weights({name: torch.empty(shape) for name, shape in own.names.items()})
+def _load_weights(helper: _Helper, message: Mapping[str, Any]) -> None:
+    names = helper.own.names
+    helper.own.load_weights(LazyWeights(names, lambda name: torch.empty(names[name])))
 
 
-def _at(method: str, ranks: Ranks, own: PyTorchTrainingBackend, message: Mapping[str, Any]) -> None:
-    getattr(own, method)(Path(message["directory"]))
+def _at(method: str, helper: _Helper, message: Mapping[str, Any]) -> None:
+    getattr(helper.own, method)(Path(message["directory"]))
 
 
-_DOES: dict[str, Any] = {
+_DOES: dict[str, Callable[[_Helper, Mapping[str, Any]], object]] = {
     "pass": _pass,
     "score": _score,
+    "refer": _score,
+    "build_reference": _build_reference,
     "step": _step,
-    "weights": lambda ranks, own, message: own.get_weights(),
-    "gather_adapter": lambda ranks, own, message: adapter_tensors(own.unwrap()),
+    "gather": lambda helper, message: helper.own.gather(message["name"]),
+    "gather_adapter": lambda helper, message: adapter_tensors(helper.own.unwrap()),
     "load_weights": _load_weights,
     "save": partial(_at, "save"),
     "load": partial(_at, "load"),

@@ -4,10 +4,12 @@ Decision: engines get merged weights under the model's own names, so an adapter 
 artifact is a whole model, which any stage can go on from. The adapter alone lies beside it.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rollouts_core.config import LoRAConfig
 from rollouts_core.errors import BadInput
@@ -27,26 +29,53 @@ def add_adapters(model: Any, config: LoRAConfig) -> None:
 
     targets = "all-linear" if not config.targets else list(config.targets)
     settings = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type="CAUSAL_LM")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        try:
+    try:
+        with torch.random.fork_rng(devices=[]):
             inject_adapter_in_model(settings, model, ADAPTER)
-        except ValueError as error:
-            raise BadInput(f"backend.lora.targets: {error}") from error
-    for name, value in model.named_parameters():
+    except ValueError as error:
+        raise BadInput(f"backend.lora.targets: {error}") from error
+    own = dict(model.named_parameters())
+    for name, value in own.items():
         value.requires_grad_("lora_" in name)
+    for name, drawn in drawn_adapters(model):
+        own[name].detach().copy_(drawn)
+
+
+def drawn_adapters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """An adapter's first values by the parameters' names, one at a time, in float32: `lora_A` random, as peft draws
+    it, `lora_B` zero. The same bits whoever asks, and wherever the model is."""
+    draws = torch.Generator().manual_seed(SEED)
+    for name, value in model.named_parameters():
+        if ".lora_A." in name:
+            yield name, nn.init.kaiming_uniform_(torch.empty(value.shape), a=5**0.5, generator=draws)
+        elif "lora_" in name:
+            yield name, torch.zeros(value.shape)
+
+
+def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Of the model's weights by its own names, adapters merged."""
+    return {name: tuple(value.shape) for name, value in _without_adapters(model).items()}
 
 
 def model_weights(model: Any) -> dict[str, torch.Tensor]:
     """The model's weights by its own names, whole, with what its adapters add; every rank asks for them."""
-    weights = {}
-    for name, value in model.named_parameters():
-        if "lora_" not in name:
-            own = name.replace(".base_layer.", ".")
-            layer = model.get_submodule(name.rpartition(".base_layer.")[0]) if own != name else None
-            merged = whole(value.detach())
-            weights[own] = merged if layer is None or own.endswith(".bias") else merged + _added(layer).to(merged.dtype)
-    return weights
+    return {name: _merged(model, name, value) for name, value in _without_adapters(model).items()}
+
+
+def model_weight(model: Any, name: str) -> torch.Tensor:
+    """One of them."""
+    return _merged(model, name, _without_adapters(model)[name])
+
+
+def _without_adapters(model: Any) -> dict[str, torch.Tensor]:
+    named = model.named_parameters()
+    return {name.replace(".base_layer.", "."): value for name, value in named if "lora_" not in name}
+
+
+def _merged(model: Any, name: str, value: torch.Tensor) -> torch.Tensor:
+    merged = whole(value.detach())
+    layer = model.get_submodule(name.rpartition(".")[0])
+    return merged + _added(layer).to(merged.dtype) if name.endswith(".weight") and hasattr(layer, "lora_A") else merged
 
 
 def save_adapter(model: Any, directory: Path) -> None:

@@ -9,19 +9,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollouts_core.config import Dtype, PretrainedModel, ScratchModel
+from rollouts_core.config import Dtype, ScratchModel
 from rollouts_core.errors import BadInput
-from rollouts_core.store.identity import External
 
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_hf_model(directory_or_name: str, dtype: Dtype, device: str, **options: Any) -> Any:
     """A causal language model by directory or hub name. Raises `BadInput` when it cannot be loaded."""
-    adapter = Path(directory_or_name) / "adapter_config.json"
-    if adapter.exists() and not adapter.with_name("config.json").exists():
-        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
-        raise BadInput(f"{directory_or_name} is an adapter of {base}, not a model: merge it into its base first")
+    refuse_adapter(directory_or_name)
     try:
         model = AutoModelForCausalLM.from_pretrained(directory_or_name, dtype=DTYPES[dtype], **options)
     except (OSError, ValueError) as error:
@@ -29,9 +25,22 @@ def load_hf_model(directory_or_name: str, dtype: Dtype, device: str, **options: 
     return model.to(device)
 
 
+def refuse_adapter(directory: str) -> None:
+    """Raises `BadInput` where a directory holds an adapter, and no model."""
+    adapter = Path(directory) / "adapter_config.json"
+    if adapter.exists() and not adapter.with_name("config.json").exists():
+        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
+        raise BadInput(f"{directory} is an adapter of {base}, not a model: merge it into its base first")
+
+
 def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int, device: str) -> Any:
     """A randomly initialised model; the same seed gives the same weights, of variance 1 / width."""
-    config = AutoConfig.for_model(
+    return drawn_model(scratch_config(model, tokenizer, max_length), model.dtype, seed, device)
+
+
+def scratch_config(model: ScratchModel, tokenizer: Any, max_length: int) -> Any:
+    """Of transformers."""
+    return AutoConfig.for_model(
         model.architecture,
         vocab_size=len(tokenizer),
         hidden_size=model.hidden_size,
@@ -47,27 +56,13 @@ def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
+
+
+def drawn_model(config: Any, dtype: Dtype, seed: int, device: str) -> Any:
+    """A model with transformers' initial weights."""
     with torch.random.fork_rng(devices=[]):
         seed_torch(seed, "initial weights")
-        return AutoModelForCausalLM.from_config(config, dtype=DTYPES[model.dtype]).to(device)
-
-
-def initial_policy(
-    model: ScratchModel | PretrainedModel,
-    external: External | None,
-    tokenizer: Any,
-    max_length: int,
-    seed: int,
-    device: str,
-) -> Any:
-    """The model before any training; `external` says where a pretrained one lies."""
-    if isinstance(model, ScratchModel):
-        return create_model(model, tokenizer, max_length, seed, device)
-    assert external is not None, "the planner identifies a pretrained model"
-    commit = external.identity.get("commit")
-    return load_hf_model(
-        external.location, model.dtype, device, revision=commit, trust_remote_code=model.trust_remote_code
-    )
+        return AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).to(device)
 
 
 def check_context(model: Any, max_length: int) -> None:
@@ -77,11 +72,11 @@ def check_context(model: Any, max_length: int) -> None:
         raise BadInput(f"data.max_length {max_length}: the model has positions for {positions} tokens")
 
 
-def check_teacher(model: Any, tokenizer: Any) -> None:
+def check_teacher(vocabulary: int, tokenizer: Any) -> None:
     """Raises `BadInput` when a teacher does not know every token of the policy's tokenizer."""
-    if model.config.vocab_size < len(tokenizer):
+    if vocabulary < len(tokenizer):
         raise BadInput(
-            f"rl.algorithm.teacher: its vocabulary has {model.config.vocab_size} tokens, and the policy's tokenizer "
+            f"rl.algorithm.teacher: its vocabulary has {vocabulary} tokens, and the policy's tokenizer "
             f"{len(tokenizer)}: a teacher shares its pupil's tokenizer"
         )
 

@@ -25,7 +25,7 @@ from rollouts_core.training.backend import (
 )
 from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
 from rollouts_core.training.flops import flops_of, peak_flops
-from rollouts_core.training.lora import model_weights, save_adapter
+from rollouts_core.training.lora import model_weight, model_weights, save_adapter, weight_shapes
 from rollouts_core.training.optimizers import MasterWeights, OptimizerName, OwnOptimizer, create_optimizers, set_rate
 from rollouts_core.training.packed import padding_of
 from rollouts_core.training.pending import PendingMetrics, fetch
@@ -77,9 +77,8 @@ class PyTorchTrainingBackend:
 
     @property
     def _kept(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds: what is trained, in float32, and what stands still beside it."""
-        frozen = {name: value for name, value in self._policy.named_parameters() if not value.requires_grad}
-        return {**frozen, **self._masters.named}
+        """What a checkpoint holds: what is trained, in float32. What stands still is where it came from."""
+        return self._masters.named
 
     @property
     def parallel_passes(self) -> int:
@@ -92,8 +91,7 @@ class PyTorchTrainingBackend:
     @property
     def names(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the model's weights."""
-        named = self._policy.model.named_parameters()
-        return {name.replace(".base_layer.", "."): tuple(v.shape) for name, v in named if "lora_" not in name}
+        return weight_shapes(self._policy.model)
 
     def forward_backward(self, batch: TrainBatch) -> TrainFuture[Metrics]:
         self._policy.train()
@@ -147,6 +145,11 @@ class PyTorchTrainingBackend:
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
         weights = model_weights(self._policy.model)
         return ImmediateTrainFuture({name: value.to(self._dtype or value.dtype) for name, value in weights.items()})
+
+    def gather(self, name: str) -> torch.Tensor:
+        """One of the current weights; where ranks hold it in shards, all of them ask for it."""
+        value = model_weight(self._policy.model, name)
+        return value.to(self._dtype or value.dtype)
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> ImmediateTrainFuture[None]:
         self.check_weights(weights)

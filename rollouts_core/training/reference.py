@@ -15,7 +15,7 @@ import numpy as np
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput, EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.training.backend import ImmediateTrainFuture, TokenScores, TrainBatch
+from rollouts_core.training.backend import ImmediateTrainFuture, TokenScores, TrainBatch, TrainFuture
 from rollouts_core.training.collate import learnt
 from rollouts_core.training.streams import Cuts, scores_of
 
@@ -28,12 +28,17 @@ TRIES = 4
 
 
 def reference_model(score: Callable[[TrainBatch], TokenScores]) -> Reference:
-    """A model in this process."""
+    """A whole model in this process."""
 
     def at_once(batch: TrainBatch) -> ImmediateTrainFuture[TokenScores]:
         return ImmediateTrainFuture(score(batch))
 
     return lambda examples, cuts: scores_of(examples, cuts, at_once)[0]
+
+
+def reference_backend(score: Callable[[TrainBatch], TrainFuture[TokenScores]]) -> Reference:
+    """A model that ranks share."""
+    return lambda examples, cuts: scores_of(examples, cuts, score)[0]
 
 
 def reference_server(url: str) -> Reference:

@@ -27,12 +27,13 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
-from rollouts_core.inference.engine import GenerationRequest, InferenceEngine, ModelLimits, shapes_of
+from rollouts_core.inference.engine import GenerationRequest, InferenceEngine, ModelLimits
 from rollouts_core.inference.replicas import SupervisedServers
 from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.torch_engine import TorchEngine
 from rollouts_core.inference.transports import DiskTransport
 from rollouts_core.inference.vllm import VLLMEngine
+from rollouts_core.inference.weights import shapes_of
 from tests.rollouts_core.models import character_tokenizer
 from tests.servers import ENGINES, running_servers
 

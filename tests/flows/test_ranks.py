@@ -43,7 +43,8 @@ def test_two_ranks_learn_what_one_device_learns(
     metrics = {}
     for processes in (1, 2):
         store = tmp_path / f"store-{processes}"
-        config = config_file(backend={"processes": processes}, sft={"steps": 20}, rl={"algorithm": {"kind": "ppo"}})
+        ppo = {"algorithm": {"kind": "ppo"}, "kl_coef": 0.1}
+        config = config_file(backend={"processes": processes}, sft={"steps": 20}, rl=ppo)
         done = rollouts("run", config, "--json", "--store", store)
         assert done.status == 0, done.err
         results = Path(done.json()["report"]).parent

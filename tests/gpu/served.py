@@ -21,10 +21,11 @@ import torch
 
 from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
-from rollouts_core.inference.engine import GenerationRequest, ModelLimits, shapes_of
+from rollouts_core.inference.engine import GenerationRequest, ModelLimits
 from rollouts_core.inference.replicas import SupervisedServers
 from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport, WeightTransport
+from rollouts_core.inference.weights import shapes_of
 from tests.gpu.engine import apart_from_trainer
 from tests.gpu.rows import tell
 from tests.gpu.speed import SHAPES, SMALL, random_model

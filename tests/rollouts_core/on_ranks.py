@@ -24,6 +24,7 @@ from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_fsdp_backend, serve
 from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_rl_loss
 from rollouts_core.training.optimizers import OptimizerName
+from rollouts_core.training.origins import Origin
 from rollouts_core.training.pytorch import Optimization
 from rollouts_core.training.ranks import join_ranks, leave_ranks
 from tests.rollouts_core.models import tiny_model
@@ -55,15 +56,16 @@ def main() -> None:
     if what.endswith("apart"):
         os.environ["LOCAL_WORLD_SIZE"] = "1"
         for does in ("save", "load"):  # where rank 0 says, there is nothing on another host
-            fsdp._DOES[does] = partial(lambda method, ranks, own, told: getattr(own, method)(Path("/nowhere")), does)
+            fsdp._DOES[does] = partial(lambda method, helper, told: getattr(helper.own, method)(Path("/nowhere")), does)
     ranks = join_ranks(os.environ.get("ROLLOUTS_TEST_DEVICE", "cpu"))
     critic = what == "critic"
     loss = create_rl_loss(recipe_of(PPO(), 8), Extras()) if critic else create_cross_entropy_loss()
     dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
-    model = tiny_model(seed=ranks.rank).to(ranks.device, dtype)
+    origin = origin_of(what, directory, ranks.rank)
+    model = origin.blank() if origin else tiny_model(seed=ranks.rank).to(ranks.device, dtype)
     backend = create_fsdp_backend(
-        model, loss, optimization("muon" if what == "muon" else "adamw"), ranks, critic=critic,
-        activation_checkpointing=what == "checkpointing", lora=LoRAConfig(rank=4) if what == "lora" else None,
+        model, loss, optimization("muon" if what == "muon" else "adamw"), ranks, origin, critic=critic,
+        activation_checkpointing=what == "checkpointing", lora=LoRAConfig(rank=4) if what.endswith("lora") else None,
     )  # fmt: skip
     if not isinstance(backend, FSDPTrainingBackend):
         if what == "killed":
@@ -77,6 +79,18 @@ def main() -> None:
     save_file(weights, directory / "weights.safetensors")
     ranks.tell({"do": "end"})
     leave_ranks()
+
+
+def origin_of(what: str, directory: Path, rank: int) -> Origin | None:
+    """Of blank models: their weights are read, by each rank or by the first alone, or drawn."""
+    kind, _, how = what.partition("-")
+    if kind not in ("read", "drawn"):
+        return None
+    config = json.loads((directory / "model" / "config.json").read_text())
+    if kind == "drawn":
+        return Origin(config, "float32", seed=5)
+    there = rank == 0 or how != "by_first"
+    return Origin(config, "float32", str(directory / ("model" if there else "nowhere")))
 
 
 def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
@@ -100,7 +114,7 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         backend.load_weights(weights)
         return []
     told = train(backend, range(2 if what.startswith("save") else STEPS))
-    if what == "lora":
+    if what.endswith("lora"):
         backend.save_adapter(directory / "adapter")
     if what.startswith("save"):
         (directory / "checkpoint").mkdir()

@@ -26,7 +26,6 @@ from rollouts_core.inference.engine import (
     InferenceEngine,
     ModelLimits,
     Truncation,
-    shapes_of,
 )
 from rollouts_core.inference.registry import embedded_engine
 from rollouts_core.inference.replicas import SupervisedServers
@@ -34,6 +33,7 @@ from rollouts_core.inference.sampling import kept_tokens
 from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.transports import BroadcastTransport, DiskTransport, TensorTransport
 from rollouts_core.inference.vllm import VLLMEngine
+from rollouts_core.inference.weights import shapes_of
 from rollouts_core.training.reference import reference_server
 from tests.rollouts_core.models import VOCABULARY, character_tokenizer, tiny_model
 from tests.servers import RunningServers, running_servers

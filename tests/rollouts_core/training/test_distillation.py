@@ -54,8 +54,8 @@ def test_a_teacher_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_a_teacher_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(BadInput, match="a teacher shares its pupil's tokenizer"):
-        check_teacher(tiny_model(), [None] * 1000)
-    check_teacher(tiny_model(), character_tokenizer())
+        check_teacher(tiny_model().config.vocab_size, [None] * 1000)
+    check_teacher(tiny_model().config.vocab_size, character_tokenizer())
 
 
 @pytest.mark.parametrize(

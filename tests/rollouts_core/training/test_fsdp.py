@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rollouts_core.config import LoRAConfig
+from rollouts_core.config import LoRAConfig, ScratchModel
 from rollouts_core.training.collate import pack_batch
+from rollouts_core.training.models import create_model
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.optimizers import OptimizerName
 from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
-from tests.rollouts_core.models import tiny_model
+from tests.rollouts_core.models import CONTEXT, character_tokenizer, tiny_model
 from tests.rollouts_core.on_ranks import STEPS, optimization, train
 from tests.rollouts_core.training.test_packed import sequences
 
@@ -51,6 +52,27 @@ def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     """The gradients' norm is compared before clipping, the weights after four steps."""
     told, weights = on_ranks(what, tmp_path)
     backend = alone()
+    assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
+
+
+@pytest.mark.parametrize("how", ["read", pytest.param("read-by_first", marks=pytest.mark.slow), "read-lora"])
+def test_each_rank_reads_its_part_of_the_files(how: str, tmp_path: Path) -> None:
+    """Of two files, with tied embeddings."""
+    model = tiny_model(tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    told, weights = on_ranks(how, tmp_path)
+    lora = LoRAConfig(rank=4) if how.endswith("lora") else None
+    backend = create_pytorch_backend(model, create_cross_entropy_loss(), optimization(), lora=lora)
+    assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
+
+
+def test_weights_from_scratch_are_those_of_one_device(tmp_path: Path) -> None:
+    made = ScratchModel(hidden_size=32, intermediate_size=64, kv_heads=2)
+    model = create_model(made, character_tokenizer("abcdefghijklmnopqrstuvwxyz"), CONTEXT, 5, "cpu")
+    model.config.save_pretrained(tmp_path / "model")
+    told, weights = on_ranks("drawn", tmp_path)
+    backend = create_pytorch_backend(model, create_cross_entropy_loss(), optimization())
     assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
 
 

@@ -1,0 +1,36 @@
+"""Weights on their way to an engine: a mapping from names to tensors, all there, or made one at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LazyWeights(Mapping[str, "torch.Tensor"]):
+    """Weights that are gathered from shards each time they are asked for, so that they are never whole in one memory.
+
+    They are those of now: ask before the next optimizer step.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], gather: "Callable[[str], torch.Tensor]") -> None:
+        self.shapes = dict(shapes)
+        self._gather = gather
+
+    def __getitem__(self, name: str) -> "torch.Tensor":
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._gather(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...]]:
+    """By name; nothing is gathered for it."""
+    if isinstance(weights, LazyWeights):
+        return weights.shapes
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}

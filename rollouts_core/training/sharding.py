@@ -1,0 +1,99 @@
+"""A policy in shards (FSDP2): cut while it has no weights, then filled, weight by weight.
+
+Decision: no rank ever holds the model. Its modules are made on the meta device, and each rank reads, or draws, what its
+shards need; see `origins.py`. Beside its shards a rank holds one weight at a time.
+
+Parameters that are trained are float32 shards, and are gathered in the type of the computation; gradients are reduced
+in float32. Those of a frozen policy are kept in the type of the computation.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from rollouts_core.training.checkpoint import like
+from rollouts_core.training.lora import drawn_adapters
+from rollouts_core.training.models import DTYPES
+from rollouts_core.training.origins import Origin, Readable
+from rollouts_core.training.policy import Policy
+from rollouts_core.training.ranks import Ranks
+
+
+def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
+    """Cut the policy's parameters over the ranks, in place; `dtype` is that of the computation.
+
+    A policy that has weights gets rank 0's.
+    """
+    with torch.no_grad():
+        for value in policy.parameters():
+            if not value.is_meta:
+                dist.broadcast(value, 0)
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    layers = set(policy.model._no_split_modules or ())
+    for module in [module for module in policy.modules() if type(module).__name__ in layers]:
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    trained = any(value.requires_grad for value in policy.parameters())
+    fully_shard(policy, mesh=mesh, mp_policy=precision, reshard_after_forward=not trained)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+def sharded_policy(origin: Origin, temperature: float, ranks: Ranks) -> Policy:
+    """A frozen policy, of which each rank has a shard; all ranks ask for it."""
+    policy = Policy(origin.blank().requires_grad_(False), temperature, entropy=False).eval()
+    shard(policy, ranks, DTYPES[origin.dtype])
+    fill(policy, origin, ranks)
+    return policy
+
+
+@torch.no_grad()
+def fill(policy: Policy, origin: Origin, ranks: Ranks) -> None:
+    """Give a blank policy, cut over the ranks, its first weights: the origin's, adapters' and the critic's."""
+    _allocate(policy, ranks.device)
+    own = {name.replace(".base_layer.", "."): value for name, value in policy.model.named_parameters()}
+    own |= dict(policy.model.named_buffers())
+    dtype = DTYPES[origin.dtype]
+    everywhere, weights = origin.weights()
+    for name, weight in weights:
+        if everywhere:
+            _take(own[name], weight, dtype)
+        else:
+            _receive(own[name], weight, dtype)
+    for name, adapter in drawn_adapters(policy.model):
+        _take(own[name], adapter, dtype)
+    for value in policy.value_head.parameters() if policy.value_head is not None else ():
+        value.zero_()
+
+
+def _allocate(policy: Policy, device: torch.device) -> None:
+    """Real shards, with whatever is in their memory; buffers keep their values."""
+    buffers = {name: value.to(device) for name, value in policy.named_buffers()}
+    policy.to_empty(device=device)
+    for name, value in policy.named_buffers():
+        value.copy_(buffers[name])
+
+
+def _take(own: torch.Tensor, weight: Readable, dtype: torch.dtype) -> None:
+    """Copy what `own`, a shard or a whole tensor, has of a weight. `dtype`: what the model's weights are rounded to."""
+    block, local = tuple(slice(0, size) for size in own.shape), own
+    if isinstance(own, DTensor):
+        shape, starts = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
+        block = tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
+        local = own.to_local()
+    local.copy_(weight[block].to(dtype))
+
+
+def _receive(own: torch.Tensor, weight: Readable, dtype: torch.dtype) -> None:
+    """The same, of a weight that rank 0 has."""
+    given = torch.empty(own.shape, dtype=dtype, device=own.device)
+    if dist.get_rank() == 0:
+        given.copy_(weight[tuple(slice(0, size) for size in own.shape)])
+    if not isinstance(own, DTensor):
+        dist.broadcast(given, 0)
+    own.copy_(like(own, given))

@@ -1,0 +1,215 @@
+"""Where each weight of a model lies in its files, so that a block of it is read without the rest.
+
+Decision: transformers tells how its weights become those of the files (`revert_weight_conversion`), and is asked on the
+meta device: there each tensor of the files is a view of a weight, and the view's offset and strides say which block of
+the weight it is. So joined experts, and whatever else transformers joins, need nothing of their own here.
+
+Legend: a block is one slice for each dimension of a weight, with a start and a stop.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rollouts_core.errors import BadInput
+
+Block = tuple[slice, ...]
+
+
+class WeightFiles:
+    """The weights of a model directory, by the model's own names. `files[name][block]` reads a block.
+
+    `model` may be on the meta device. Raises `BadInput` where a weight is in no file, or has another shape there, and
+    `NotBlocks` where the files hold something that is no block of a weight.
+    """
+
+    def __init__(self, model: Any, directory: Path) -> None:
+        self._places = _places(directory)
+        self._pieces = {name: self._found(pieces, model) for name, pieces in pieces_of(model).items()}
+        self._shapes = {name: tuple(value.shape) for name, value in stored(model).items()}
+        self._check(directory)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __getitem__(self, name: str) -> "StoredWeight":
+        return StoredWeight(self._shapes[name], self._pieces[name], self._places)
+
+    def _found(self, pieces: "Sequence[Piece]", model: Any) -> "list[Piece]":
+        """By the names of these files, which may lack the head's prefix, as those of a base model do."""
+        prefix = f"{model.base_model_prefix}."
+        return [
+            piece if piece.name in self._places else piece.renamed(piece.name.removeprefix(prefix)) for piece in pieces
+        ]
+
+    def _check(self, directory: Path) -> None:
+        problems = []
+        for name, pieces in self._pieces.items():
+            for piece in pieces:
+                there = self._places.get(piece.name)
+                if there is None:
+                    problems.append(f"{piece.name} is in no file")
+                elif there[1] != piece.shape:
+                    problems.append(f"{piece.name} is {there[1]}, and the model's {name} needs {piece.shape}")
+        if problems:
+            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise BadInput(f"the weights in {directory} are not this model's: {'; '.join(problems[:3])}{more}")
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight in files."""
+
+    shape: tuple[int, ...]
+    pieces: "Sequence[Piece]"
+    places: Mapping[str, tuple[Path, tuple[int, ...]]]
+
+    def __getitem__(self, block: Block) -> torch.Tensor:
+        """Read from the files that hold some of it, in the type that they have."""
+        found: torch.Tensor | None = None
+        for piece in self.pieces:
+            common = piece.common(block)
+            if common is None:
+                continue
+            with safe_open(self.places[piece.name][0], "pt") as file:
+                read = piece.as_in_weight(file.get_slice(piece.name)[piece.inside(common)], common)
+            if [side.indices(1 << 62)[:2] for side in common] == [side.indices(1 << 62)[:2] for side in block]:
+                return read
+            if found is None:
+                found = torch.empty([side.stop - side.start for side in block], dtype=read.dtype)
+            found[tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(common, block, strict=True))] = read
+        assert found is not None or not prod(side.stop - side.start for side in block), "pieces cover the weight"
+        return torch.empty([side.stop - side.start for side in block]) if found is None else found
+
+
+class NotBlocks(Exception):
+    """The files hold something that is no block of one of the model's weights."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of the files, which is a block of a weight, perhaps with dimensions left out or in another order."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In the files."""
+    block: Block
+    """In the weight."""
+    dims: tuple[int | None, ...]
+    """Which dimension of the weight each of its own is; None for one of size 1."""
+
+    def renamed(self, name: str) -> "Piece":
+        return Piece(name, self.shape, self.block, self.dims)
+
+    def common(self, wanted: Block) -> Block | None:
+        """What of `wanted` it holds, as a block of the weight; None for nothing."""
+        both = tuple(
+            slice(max(own.start, other.start), min(own.stop, other.stop))
+            for own, other in zip(self.block, wanted, strict=True)
+        )
+        return both if all(side.start < side.stop for side in both) else None
+
+    def inside(self, common: Block) -> Block:
+        """The same as a block of the tensor in the files."""
+        return tuple(
+            slice(0, 1) if dim is None
+            else slice(common[dim].start - self.block[dim].start, common[dim].stop - self.block[dim].start)
+            for dim in self.dims
+        )  # fmt: skip
+
+    def as_in_weight(self, read: torch.Tensor, common: Block) -> torch.Tensor:
+        """What `inside` was read, with the weight's dimensions."""
+        own = [(dim, place) for place, dim in enumerate(self.dims) if dim is not None]
+        left = [place for place, dim in enumerate(self.dims) if dim is None]
+        ordered = read.permute([place for _, place in sorted(own)] + left)
+        return ordered.reshape([side.stop - side.start for side in common])
+
+
+def stored(model: Any) -> dict[str, torch.Tensor]:
+    """What a model's files hold, by the model's own names: each parameter once, and the buffers that are kept."""
+    kept = model.state_dict(keep_vars=True)
+    return {
+        **dict(model.named_parameters()),
+        **{name: value for name, value in model.named_buffers() if name in kept},
+    }
+
+
+def file_shapes(model: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Type and shape of each tensor of a model's files, by its name there."""
+    with _Views():  # type: ignore[no-untyped-call]
+        reverted = _reverted(model, {name: _on_meta(value) for name, value in stored(model).items()})
+    return {name: (value.dtype, tuple(value.shape)) for name, value in reverted.items()}
+
+
+def as_in_files(model: Any, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A weight of the model as the tensors that its files hold of it."""
+    return _reverted(model, {name: value})
+
+
+def pieces_of(model: Any) -> dict[str, list[Piece]]:
+    """By the weights' names in the model. Raises `NotBlocks`."""
+    own = {name: _on_meta(value) for name, value in stored(model).items()}
+    storages = {value.untyped_storage()._cdata: name for name, value in own.items()}
+    with _Views():  # type: ignore[no-untyped-call]
+        reverted = _reverted(model, own)
+    pieces: dict[str, list[Piece]] = {name: [] for name in own}
+    for name, view in reverted.items():
+        weight = storages.get(view.untyped_storage()._cdata)
+        if weight is None:
+            raise NotBlocks(f"{name} of the files is computed from the weights of {model.config.model_type}")
+        pieces[weight].append(_piece(name, view, own[weight]))
+    return pieces
+
+
+def _reverted(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, torch.Tensor] = revert_weight_conversion(model, weights)
+    return found
+
+
+def _on_meta(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+class _Views(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies of meta tensors stay views of what they are copied from."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default:
+            return args[0].view_as(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _piece(name: str, view: torch.Tensor, weight: torch.Tensor) -> Piece:
+    rest, starts = int(view.storage_offset()), []
+    for stride in weight.stride():
+        start, rest = divmod(rest, stride)
+        starts.append(start)
+    lengths, dims = [1] * weight.ndim, []
+    by_stride = {
+        stride: dim for dim, (size, stride) in enumerate(zip(weight.shape, weight.stride(), strict=True)) if size > 1
+    }
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        if size > 1 and stride not in by_stride:
+            raise NotBlocks(f"{name} of the files is no block of a weight")
+        dims.append(by_stride[stride] if size > 1 else None)
+        if size > 1:
+            lengths[by_stride[stride]] = size
+    block = tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
+    return Piece(name, tuple(view.shape), block, tuple(dims))
+
+
+def _places(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """The file and shape of each tensor in the directory."""
+    found: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            found |= {name: (file, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()}  # noqa: SIM118
+    return found
