@@ -9,9 +9,10 @@ from rollouts_core.config import Dtype, ScratchModel
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.data.tokenizers import load_tokenizer, train_tokenizer
 from rollouts_core.errors import BadInput
+from rollouts_core.training.exporting import save_policy
 from rollouts_core.training.lora import model_weights
 from rollouts_core.training.models import create_model as random_model
-from rollouts_core.training.models import load_hf_model, save_policy
+from rollouts_core.training.models import load_hf_model
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ from rollouts_core.store.identity import is_url
 from rollouts_core.training.algorithms import Recipe
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend, rl_loop
+from rollouts_core.training.exporting import save_policy
 from rollouts_core.training.fsdp import FSDPTrainingBackend
 from rollouts_core.training.inspection import keeping_nonfinite
 from rollouts_core.training.models import (
     check_context,
     check_teacher,
-    save_policy,
     seed_torch,
 )
 from rollouts_core.training.origins import origin_in

@@ -11,8 +11,9 @@ from rollouts_core.stages.workspace import Work
 from rollouts_core.training.backend import Metrics, TrainStep
 from rollouts_core.training.checkpoint import Checkpoints, last_checkpoint
 from rollouts_core.training.configured import Backend
+from rollouts_core.training.exporting import save_policy
 from rollouts_core.training.inspection import keeping_nonfinite
-from rollouts_core.training.models import check_context, save_policy, seed_torch
+from rollouts_core.training.models import check_context, seed_torch
 from rollouts_core.training.origins import Origin
 
 

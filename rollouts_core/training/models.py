@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +78,6 @@ def check_teacher(vocabulary: int, tokenizer: Any) -> None:
             f"rl.algorithm.teacher: its vocabulary has {vocabulary} tokens, and the policy's tokenizer "
             f"{len(tokenizer)}: a teacher shares its pupil's tokenizer"
         )
-
-
-def save_policy(model: Any, tokenizer: Any, directory: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """A Hugging Face model directory, tokenizer included, weights as safetensors."""
-    model.save_pretrained(str(directory), state_dict=dict(weights))
-    tokenizer.save_pretrained(str(directory))
 
 
 def seed_torch(seed: int, purpose: str) -> None:

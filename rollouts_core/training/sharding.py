@@ -20,6 +20,7 @@ from rollouts_core.training.models import DTYPES
 from rollouts_core.training.origins import Origin, Readable
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.ranks import Ranks
+from rollouts_core.training.weight_files import stored
 
 
 def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
@@ -56,8 +57,7 @@ def sharded_policy(origin: Origin, temperature: float, ranks: Ranks) -> Policy:
 def fill(policy: Policy, origin: Origin, ranks: Ranks) -> None:
     """Give a blank policy, cut over the ranks, its first weights: the origin's, adapters' and the critic's."""
     _allocate(policy, ranks.device)
-    own = {name.replace(".base_layer.", "."): value for name, value in policy.model.named_parameters()}
-    own |= dict(policy.model.named_buffers())
+    own = stored(policy.model) | dict(policy.model.named_parameters())
     dtype = DTYPES[origin.dtype]
     everywhere, weights = origin.weights()
     for name, weight in weights:

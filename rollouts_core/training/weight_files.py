@@ -44,9 +44,8 @@ class WeightFiles:
     def _found(self, pieces: "Sequence[Piece]", model: Any) -> "list[Piece]":
         """By the names of these files, which may lack the head's prefix, as those of a base model do."""
         prefix = f"{model.base_model_prefix}."
-        return [
-            piece if piece.name in self._places else piece.renamed(piece.name.removeprefix(prefix)) for piece in pieces
-        ]
+        shorter = [piece.renamed(piece.name.removeprefix(prefix)) for piece in pieces]
+        return [short if short.name in self._places else piece for piece, short in zip(pieces, shorter, strict=True)]
 
     def _check(self, directory: Path) -> None:
         problems = []
@@ -132,12 +131,13 @@ class Piece:
 
 
 def stored(model: Any) -> dict[str, torch.Tensor]:
-    """What a model's files hold, by the model's own names: each parameter once, and the buffers that are kept."""
+    """What a model's files hold, by the model's own names: each parameter once, and the buffers that are kept.
+
+    Adapters are left out, as if there were none.
+    """
     kept = model.state_dict(keep_vars=True)
-    return {
-        **dict(model.named_parameters()),
-        **{name: value for name, value in model.named_buffers() if name in kept},
-    }
+    named = [*model.named_parameters(), *((name, value) for name, value in model.named_buffers() if name in kept)]
+    return {name.replace(".base_layer.", "."): value for name, value in named if "lora_" not in name}
 
 
 def file_shapes(model: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

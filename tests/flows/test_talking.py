@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from infra.host.servers import free_port
-from rollouts_core.training.models import save_policy
+from rollouts_core.training.exporting import save_policy
 from tests.conftest import Done, until
 from tests.rollouts_core.models import tiny_model
 from tests.rollouts_core.rollout.test_episodes import ARCHITECTURE, TOKENIZER

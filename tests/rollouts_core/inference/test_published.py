@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollouts_core.inference.published import problems_with
-from rollouts_core.training.models import save_policy
+from rollouts_core.training.exporting import save_policy
 from tests.conftest import Done
 from tests.rollouts_core.models import VOCABULARY, character_tokenizer, tiny_model
 

@@ -17,7 +17,8 @@ from rollouts_core.stages.sizes import size_of
 from rollouts_core.store.index import ArtifactIndex, Known
 from rollouts_core.store.manifest import ArtifactId
 from rollouts_core.store.store import open_store
-from rollouts_core.training.models import create_model, save_policy
+from rollouts_core.training.exporting import save_policy
+from rollouts_core.training.models import create_model
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 
 BASE = 100

@@ -13,7 +13,7 @@ from rollouts_core.stages.exhausted import is_out_of_memory
 from rollouts_core.stages.plan import plan
 from rollouts_core.store.local import LocalStore
 from rollouts_core.store.manifest import ArtifactId, Manifest, Provenance
-from rollouts_core.training.models import save_policy
+from rollouts_core.training.exporting import save_policy
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which\n1.2 is free"

@@ -17,7 +17,7 @@ from rollouts_core.inference.families import REFUSED, problems_of
 from rollouts_core.inference.registry import engine_for
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.training.collate import pack_batch
-from rollouts_core.training.models import save_policy
+from rollouts_core.training.exporting import save_policy
 from rollouts_core.training.policy import Policy
 from tests.rollouts_core.models import SHAPE, VOCABULARY, character_tokenizer
 from tests.rollouts_core.training.test_packed import alone, sequences
@@ -111,13 +111,17 @@ def test_greedy_decoding_is_that_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_policy_comes_back_from_its_files(name: str, tmp_path: Path) -> None:
-    """By transformers, and as new weights of an engine."""
+    """By transformers, and as new weights of an engine; what is no parameter as well, a router's correction."""
     model = family(name)
+    for buffer in model.state_dict(keep_vars=True).values():
+        if not isinstance(buffer, torch.nn.Parameter):
+            torch.nn.init.normal_(buffer)
+    kept = {key: value.clone() for key, value in model.state_dict().items()}
     weights = {key: value.detach().clone() for key, value in model.named_parameters()}
     save_policy(model, character_tokenizer(), tmp_path, weights)
-    again = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).named_parameters())
-    assert again.keys() == weights.keys()
-    assert all(torch.equal(again[key], value) for key, value in weights.items())
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    assert again.keys() == kept.keys()
+    assert all(torch.equal(again[key], value) for key, value in kept.items())
     for value in model.parameters():
         torch.nn.init.zeros_(value)
     engine = TorchEngine(model, CONTEXT, 1)
