@@ -1,8 +1,11 @@
 """Training state on disk, without pickle: tensors as safetensors, the rest as JSON.
 
 Decision: one device writes one safetensors file, ranks their shards, through torch.distributed.checkpoint, which reads
-both. So any number of ranks takes up what any other number left. Ranks on several hosts, which have no disk in common,
-gather on rank 0, which writes and reads for all of them.
+both. So any number of ranks takes up what any other number left.
+
+Decision: ranks on several hosts, which have no disk in common, send their shards to rank 0 while they train on, and it
+writes them, one tensor at a time. So a checkpoint is whole on one host: a host that is lost takes no part of it along,
+and any other hosts go on from it. A part on each host would be written faster, and be worth nothing without all others.
 
 Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
 that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
@@ -31,7 +34,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rollouts_core.errors import BadInput
-from rollouts_core.training.backend import ImmediateTrainFuture, LazyTrainFuture, TrainFuture
+from rollouts_core.training.backend import LazyTrainFuture, TrainFuture
+from rollouts_core.training.sent_home import send_home
 
 STATE = "state"
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -116,24 +120,21 @@ def save_training_state(
     optimizers: Sequence[Optimizer],
     version: int,
     group: dist.ProcessGroup | None = None,
+    scattered: bool = False,
 ) -> TrainFuture[None]:
     """Weights, optimizers' moments, torch's RNG and the weight version, which is also the schedule's position.
 
-    They are copied at once; the future's result writes them. Every rank calls it, with its shards and a `group` that
-    is used for nothing else, and asks for the result. Without a group, rank 0 gathers and writes all.
+    They are copied at once, and written behind training. Every rank calls it, with its shards and a `group` that is
+    used for nothing else, and asks for the result. `scattered`: rank 0 alone has the directory.
     """
     state, rng = _state(weights, optimizers), _rng()
     details = {"optimizers": [type(optimizer).__name__ for optimizer in optimizers], "weight_version": version}
     finish = partial(_finish, directory, rng, details)
     if group is None:
-        copied = {}
-        for name, value in state.items():
-            gathered = whole(value)
-            if _is_rank_zero():
-                copied[name] = gathered.to("cpu", copy=True).contiguous()
-        if not _is_rank_zero():
-            return ImmediateTrainFuture(None)
+        copied = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
         return LazyTrainFuture(partial(_write_whole, directory, copied, finish))
+    if scattered:
+        return send_home(directory / STATE / "whole.safetensors", state, group, finish)
     writer = HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True)
     shards = save_shards(state, storage_writer=writer, process_group=group)
     assert isinstance(shards, Future), "shards are copied at once, and written by a thread"
@@ -159,10 +160,6 @@ def _finish(directory: Path, rng: Mapping[str, torch.Tensor], details: Mapping[s
     (directory / "training.json").write_text(json.dumps(details))
 
 
-def _is_rank_zero() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
 def load_training_state(
     directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer], scattered: bool = False
 ) -> int:
@@ -186,7 +183,7 @@ def load_training_state(
 
 def _load_scattered(directory: Path, weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> int:
     """Rank 0 reads tensor after tensor, and each rank takes its shards. Only rank 0 raises."""
-    rank_zero = _is_rank_zero()
+    rank_zero = dist.get_rank() == 0
     details: dict[str, Any] = json.loads((directory / "training.json").read_text()) if rank_zero else {}
     told = torch.tensor([details.get("weight_version", 0)])
     dist.broadcast(told, 0)

@@ -1,23 +1,21 @@
 """A policy as a Hugging Face model directory, written weight by weight.
 
-Decision: a weight is gathered, written and forgotten, so a model that no rank can hold is still written. The format is
-safetensors' own: room is left for a header, the weights follow, and the header is written last.
+Decision: a weight is gathered, written and forgotten, so a model that no rank can hold is still written.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rollouts_core.training.tensor_file import write_tensors
 from rollouts_core.training.weight_files import NotBlocks, as_in_files, pieces_of, stored
 
 FILE_BYTES = 5 * 2**30
 """Larger models are written as several files."""
-TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.bool: "BOOL"}
-DESCRIBED = 120
-"""Characters that a tensor's type, shape and place take in a header, at most."""
 
 
 def save_policy(
@@ -38,10 +36,10 @@ def save_policy(
     index: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         file = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        room = sum(len(piece.name) + DESCRIBED for name in part for piece in pieces[name])
+        names = [piece.name for name in part for piece in pieces[name]]
         values = (as_in_files(model, name, weights.get(name, own[name]).detach()) for name in part)
-        for name in _write(directory / file, room, values):
-            index[name] = file
+        tensors = chain.from_iterable(value.items() for value in values)
+        index |= dict.fromkeys(write_tensors(directory / file, names, tensors), file)
     if len(parts) > 1:
         size = sum((directory / file).stat().st_size for file in set(index.values()))
         listed = {"metadata": {"total_size": size}, "weight_map": index}
@@ -60,30 +58,6 @@ def _parts(own: Mapping[str, torch.Tensor], file_bytes: int) -> list[list[str]]:
         parts[-1].append(name)
         size += own[name].nbytes
     return parts
-
-
-def _write(file: Path, room: int, values: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[str]:
-    """One safetensors file; gives the names of its tensors. `room`: for its header."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    room += -room % 8 + 64
-    with file.open("wb") as opened:
-        opened.seek(8 + room)
-        place = 0
-        for named in values:
-            for name, tensor in named.items():
-                data = tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
-                opened.write(data.numpy().data)
-                header[name] = {
-                    "dtype": TYPES[tensor.dtype],
-                    "shape": list(tensor.shape),
-                    "data_offsets": [place, place + len(data)],
-                }
-                place += len(data)
-                yield name
-        written = json.dumps(header, separators=(",", ":")).encode()
-        assert len(written) <= room, f"{file}: a header of {len(written)} bytes in room for {room}"
-        opened.seek(0)
-        opened.write(room.to_bytes(8, "little") + written.ljust(room))
 
 
 def _tell_type(config: Path, weights: Mapping[str, torch.Tensor]) -> None:

@@ -167,9 +167,12 @@ class PyTorchTrainingBackend:
 
     def save(self, directory: Path) -> TrainFuture[None]:
         self.wait_until_saved()
-        if share_disk() and self._saving_group is None:
+        if dist.is_initialized() and self._saving_group is None:
             self._saving_group = dist.new_group(backend="gloo")
-        self._saving = save_training_state(directory, self._kept, self._optimizers, self._version, self._saving_group)
+        scattered = dist.is_initialized() and not share_disk()
+        self._saving = save_training_state(
+            directory, self._kept, self._optimizers, self._version, self._saving_group, scattered
+        )
         return self._saving
 
     def wait_until_saved(self) -> None:
