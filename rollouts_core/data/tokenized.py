@@ -86,10 +86,6 @@ def count_rows(directory: Path) -> dict[str, float]:
     return counts
 
 
-def read_examples(directory: Path) -> list[Example]:
-    return examples_in(read_shards(directory, ["input_ids", "loss_mask"]))
-
-
 def examples_in(table: pa.Table) -> list[Example]:
     """Their arrays are views of the table's."""
     columns = (_lists(table[name]) for name in ("input_ids", "loss_mask"))

@@ -38,7 +38,7 @@ def run(work: Work) -> dict[str, float]:
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     origin = trained_origin(work, spec, tokenizer)
     model = start(work, origin)
-    backend = begin(work, spec, model, origin, (answer.tokens for answer in chain(*pairs)))
+    backend = begin(work, spec, model, origin, max(int(answer.tokens.max()) for answer in chain(*pairs)))
     settings = DPOTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
     used = pairs_used(sizes, settings)
     for index, pair in zip(used, _referred(work, backend, [pairs[index] for index in used], settings), strict=True):

@@ -1,8 +1,7 @@
 """Supervised fine-tuning: the artifact is `policy/`, a Hugging Face model directory, and `metrics.jsonl`."""
 
-from itertools import chain
-
-from rollouts_core.data.tokenized import directories_of, read_examples
+from rollouts_core.data.example_rows import ExampleRows
+from rollouts_core.data.tokenized import directories_of
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.stages.policies import start, trained_origin
 from rollouts_core.stages.specs import SFTSpec
@@ -15,19 +14,18 @@ def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, SFTSpec), "the planner pairs this stage with its spec"
     training = spec.training
-    sources = [read_examples(directory) for directory in directories_of(work.inputs["data"], "demonstrations")]
+    examples = ExampleRows(directories_of(work.inputs["data"], "demonstrations"), work.scratch)
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     origin = trained_origin(work, spec, tokenizer)
     model = start(work, origin)
-    backend = begin(work, spec, model, origin, (example.tokens for example in chain(*sources)))
+    backend = begin(work, spec, model, origin, examples.largest_token())
     settings = SFTTrainingConfig(training.steps, training.batch_size, spec.seed, training.tokens_per_pass, spec.weights)
-    examples, sizes = list(chain(*sources)), list(map(len, sources))
     metrics = make_policy(
         work,
         backend,
         model,
         tokenizer,
         spec,
-        lambda start: run_sft_training(backend, examples, settings, start, sizes),
+        lambda start: run_sft_training(backend, examples, settings, start, examples.sizes),
     )
     return {"loss": metrics["loss"]}

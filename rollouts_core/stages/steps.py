@@ -1,10 +1,10 @@
 """What SFT and DPO do around their loops: check, resume, log, save, and leave `policy/` and `metrics.jsonl`."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rollouts_core.data.prompts import check_tokens
+from rollouts_core.data.prompts import check_vocabulary
 from rollouts_core.stages.backends import stage_backend
 from rollouts_core.stages.specs import DPOSpec, SFTSpec
 from rollouts_core.stages.workspace import Work
@@ -17,9 +17,10 @@ from rollouts_core.training.models import check_context, seed_torch
 from rollouts_core.training.origins import Origin
 
 
-def begin(work: Work, spec: SFTSpec | DPOSpec, model: Any, origin: Origin, tokens: Iterable[Any]) -> Backend:
-    """The backend that trains the model. Raises `BadInput` where the model can't take these tokens, or so many."""
-    check_tokens(tokens, model.config.vocab_size)
+def begin(work: Work, spec: SFTSpec | DPOSpec, model: Any, origin: Origin, largest: int) -> Backend:
+    """The backend that trains the model. `largest`: token of the data. Raises `BadInput` where the model can't take
+    these tokens, or so many."""
+    check_vocabulary(largest, model.config.vocab_size)
     check_context(model, spec.max_length)
     backend = stage_backend(work, model, origin)
     seed_torch(spec.seed, work.stage.kind)

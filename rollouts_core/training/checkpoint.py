@@ -1,11 +1,11 @@
 """Training state on disk, without pickle: tensors as safetensors, the rest as JSON.
 
-Decision: one device writes one safetensors file, ranks their shards, through torch.distributed.checkpoint, which reads
-both. So any number of ranks takes up what any other number left.
+Decision: one device writes one safetensors file, each rank one with its shards (`shard_files.py`), and each reads the
+blocks that it needs of any of them. So any number of ranks takes up what any other number left.
 
-Decision: ranks on several hosts, which have no disk in common, send their shards to rank 0 while they train on, and it
-writes them, one tensor at a time. So a checkpoint is whole on one host: a host that is lost takes no part of it along,
-and any other hosts go on from it. A part on each host would be written faster, and be worth nothing without all others.
+Decision: ranks on several hosts, which have no disk in common, send their shards to rank 0 while they train on. So a
+checkpoint is whole on one host: a host that is lost takes no part of it along, and any other hosts go on from it. A
+part on each host would be written faster, and be worth nothing without all others.
 
 Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
 that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
@@ -26,16 +26,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed as dist
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import async_save as save_shards
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rollouts_core.errors import BadInput
 from rollouts_core.training.backend import LazyTrainFuture, TrainFuture
-from rollouts_core.training.sent_home import send_home
+from rollouts_core.training.shard_files import block_of, local, save_shards, stored_state
+from rollouts_core.training.weight_files import StoredWeight
 
 STATE = "state"
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -133,26 +130,13 @@ def save_training_state(
     if group is None:
         copied = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
         return LazyTrainFuture(partial(_write_whole, directory, copied, finish))
-    if scattered:
-        return send_home(directory / STATE / "whole.safetensors", state, group, finish)
-    writer = HuggingFaceStorageWriter(str(directory / STATE), save_distributed=True)
-    shards = save_shards(state, storage_writer=writer, process_group=group)
-    assert isinstance(shards, Future), "shards are copied at once, and written by a thread"
-    return LazyTrainFuture(partial(_await_shards, directory, shards, finish))
+    return save_shards(directory / STATE, state, group, scattered, finish)
 
 
 def _write_whole(directory: Path, state: Mapping[str, torch.Tensor], finish: Callable[[], None]) -> None:
     (directory / STATE).mkdir()
     save_file(dict(state), directory / STATE / "whole.safetensors")
     finish()
-
-
-def _await_shards(directory: Path, shards: Future[Any], finish: Callable[[], None]) -> None:
-    shards.result()
-    if dist.get_rank() == 0:
-        for shard in (directory / STATE).iterdir():
-            _in_order(shard)
-        finish()
 
 
 def _finish(directory: Path, rng: Mapping[str, torch.Tensor], details: Mapping[str, Any]) -> None:
@@ -172,11 +156,11 @@ def load_training_state(
     details: dict[str, Any] = json.loads((directory / "training.json").read_text())
     version: int = details["weight_version"]
     _begin_moments(optimizers, version)
-    state = _state(weights, optimizers)
-    reader = HuggingFaceStorageReader(str(directory / STATE))
-    _check_same(directory, reader, state, details["optimizers"], optimizers)
+    state, kept = _state(weights, optimizers), stored_state(directory / STATE)
+    _check_same(directory, kept, state, details["optimizers"], optimizers)
     with torch.no_grad():
-        load_shards(state, storage_reader=reader, no_dist=not dist.is_initialized())
+        for name, own in state.items():
+            local(own).copy_(kept[name][1][block_of(own)])
     _set_rng(load_file(directory / "rng.safetensors"))
     return version
 
@@ -189,29 +173,17 @@ def _load_scattered(directory: Path, weights: Mapping[str, torch.Tensor], optimi
     dist.broadcast(told, 0)
     version = int(told)
     _begin_moments(optimizers, version)
-    state = _state(weights, optimizers)
-    reader = HuggingFaceStorageReader(str(directory / STATE))
+    state, kept = _state(weights, optimizers), stored_state(directory / STATE)
     if rank_zero:
-        _check_same(directory, reader, state, details["optimizers"], optimizers)
+        _check_same(directory, kept, state, details["optimizers"], optimizers)
     with torch.no_grad():
         for name, own in state.items():
-            read = {name: torch.empty(own.shape)}
-            if rank_zero:
-                load_shards(read, storage_reader=reader, no_dist=True)
-            own.copy_(like(own, read[name]))
+            everything = tuple(slice(0, size) for size in own.shape)
+            read = kept[name][1][everything] if rank_zero else torch.empty(own.shape)
+            own.copy_(like(own, read))
     if rank_zero:
         _set_rng(load_file(directory / "rng.safetensors"))
     return version
-
-
-def _in_order(file: Path) -> None:
-    """Metadata stand in a safetensors file in any order; the same state is to be the same bytes."""
-    with file.open("r+b") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        opened.seek(8)
-        opened.write(json.dumps(header, separators=(",", ":")).encode().ljust(length))
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -251,13 +223,12 @@ def _begin_moments(optimizers: Sequence[Optimizer], version: int) -> None:
 
 def _check_same(
     directory: Path,
-    reader: HuggingFaceStorageReader,
+    stored: Mapping[str, tuple[tuple[int, ...], StoredWeight]],
     state: Mapping[str, torch.Tensor],
     names: Sequence[str],
     optimizers: Sequence[Optimizer],
 ) -> None:
-    metadata = reader.read_metadata().state_dict_metadata
-    kept = {name: tuple(entry.size) for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+    kept = {name: shape for name, (shape, _) in stored.items()}
     trained = {name.partition(".")[2] for name in kept if name.startswith(MOMENTS)}
     if trained:  # earlier releases kept what stood still as well
         kept = {name: shape for name, shape in kept.items() if name.partition(".")[2] in trained}

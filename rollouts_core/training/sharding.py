@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rollouts_core.training.checkpoint import like
 from rollouts_core.training.lora import drawn_adapters
@@ -20,6 +19,7 @@ from rollouts_core.training.models import DTYPES
 from rollouts_core.training.origins import Origin, Readable
 from rollouts_core.training.policy import Policy
 from rollouts_core.training.ranks import Ranks
+from rollouts_core.training.shard_files import block_of, local
 from rollouts_core.training.weight_files import stored
 
 
@@ -81,12 +81,7 @@ def _allocate(policy: Policy, device: torch.device) -> None:
 
 def _take(own: torch.Tensor, weight: Readable, dtype: torch.dtype) -> None:
     """Copy what `own`, a shard or a whole tensor, has of a weight. `dtype`: what the model's weights are rounded to."""
-    block, local = tuple(slice(0, size) for size in own.shape), own
-    if isinstance(own, DTensor):
-        shape, starts = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
-        block = tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
-        local = own.to_local()
-    local.copy_(weight[block].to(dtype))
+    local(own).copy_(weight[block_of(own)].to(dtype))
 
 
 def _receive(own: torch.Tensor, weight: Readable, dtype: torch.dtype) -> None:

@@ -4,7 +4,7 @@ Decision: room is left for a header, the tensors follow, and the header is writt
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,18 @@ DESCRIBED = 120
 """Characters that a tensor's type, shape and place take in a header, at most."""
 
 
-def write_tensors(file: Path, names: Iterable[str], tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+def write_tensors(
+    file: Path,
+    names: Iterable[str],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    metadata: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """Write a file of `names`, whose `tensors` come in any order, larger types first.
 
     Gives each name when it is written; the file is complete behind the last one.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    room = sum(len(name.encode()) + DESCRIBED for name in names)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    room = len(json.dumps(header)) + sum(len(name.encode()) + DESCRIBED for name in names)
     room += -room % 8 + 64
     place = 0
     with file.open("wb") as opened:

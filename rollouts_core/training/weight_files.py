@@ -7,9 +7,8 @@ the weight it is. So joined experts, and whatever else transformers joins, need 
 Legend: a block is one slice for each dimension of a weight, with a start and a stop.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +29,30 @@ class WeightFiles:
     """
 
     def __init__(self, model: Any, directory: Path) -> None:
-        self._places = _places(directory)
+        self._files = _files(directory)
         self._pieces = {name: self._found(pieces, model) for name, pieces in pieces_of(model).items()}
-        self._shapes = {name: tuple(value.shape) for name, value in stored(model).items()}
         self._check(directory)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)
 
     def __getitem__(self, name: str) -> "StoredWeight":
-        return StoredWeight(self._shapes[name], self._pieces[name], self._places)
+        return StoredWeight([(piece, self._files[piece.name]) for piece in self._pieces[name]])
 
     def _found(self, pieces: "Sequence[Piece]", model: Any) -> "list[Piece]":
         """By the names of these files, which may lack the head's prefix, as those of a base model do."""
         prefix = f"{model.base_model_prefix}."
         shorter = [piece.renamed(piece.name.removeprefix(prefix)) for piece in pieces]
-        return [short if short.name in self._places else piece for piece, short in zip(pieces, shorter, strict=True)]
+        return [short if short.name in self._files else piece for piece, short in zip(pieces, shorter, strict=True)]
 
     def _check(self, directory: Path) -> None:
         problems = []
         for name, pieces in self._pieces.items():
             for piece in pieces:
-                there = self._places.get(piece.name)
-                if there is None:
+                if piece.name not in self._files:
                     problems.append(f"{piece.name} is in no file")
-                elif there[1] != piece.shape:
-                    problems.append(f"{piece.name} is {there[1]}, and the model's {name} needs {piece.shape}")
+                elif (there := shape_in(self._files[piece.name], piece.name)) != piece.shape:
+                    problems.append(f"{piece.name} is {there}, and the model's {name} needs {piece.shape}")
         if problems:
             more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise BadInput(f"the weights in {directory} are not this model's: {'; '.join(problems[:3])}{more}")
@@ -63,27 +60,24 @@ class WeightFiles:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight in files."""
+    """A tensor in files, in pieces. The files stay open."""
 
-    shape: tuple[int, ...]
-    pieces: "Sequence[Piece]"
-    places: Mapping[str, tuple[Path, tuple[int, ...]]]
+    pieces: "Sequence[tuple[Piece, Any]]"
+    """Each with its file."""
 
     def __getitem__(self, block: Block) -> torch.Tensor:
         """Read from the files that hold some of it, in the type that they have."""
         found: torch.Tensor | None = None
-        for piece in self.pieces:
+        for piece, file in self.pieces:
             common = piece.common(block)
             if common is None:
                 continue
-            with safe_open(self.places[piece.name][0], "pt") as file:
-                read = piece.as_in_weight(file.get_slice(piece.name)[piece.inside(common)], common)
-            if [side.indices(1 << 62)[:2] for side in common] == [side.indices(1 << 62)[:2] for side in block]:
+            read = piece.as_in_weight(file.get_slice(piece.name)[piece.inside(common)], common)
+            if common == block:
                 return read
             if found is None:
                 found = torch.empty([side.stop - side.start for side in block], dtype=read.dtype)
             found[tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(common, block, strict=True))] = read
-        assert found is not None or not prod(side.stop - side.start for side in block), "pieces cover the weight"
         return torch.empty([side.stop - side.start for side in block]) if found is None else found
 
 
@@ -206,10 +200,17 @@ def _piece(name: str, view: torch.Tensor, weight: torch.Tensor) -> Piece:
     return Piece(name, tuple(view.shape), block, tuple(dims))
 
 
-def _places(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """The file and shape of each tensor in the directory."""
-    found: dict[str, tuple[Path, tuple[int, ...]]] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            found |= {name: (file, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()}  # noqa: SIM118
+def shape_in(file: Any, name: str) -> tuple[int, ...]:
+    """Of a tensor in an open file."""
+    return tuple(file.get_slice(name).get_shape())
+
+
+def _files(directory: Path) -> dict[str, Any]:
+    """The open file of each tensor in the directory. Raises `NotBlocks` where there is none."""
+    found: dict[str, Any] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        file = safe_open(path, "pt")
+        found |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
+    if not found:
+        raise NotBlocks(f"{directory} holds no safetensors")
     return found

@@ -44,7 +44,7 @@ def main() -> None:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
             command += ["tests.benchmarks.sharded_memory", "--inside", str(directory)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-4000:]
+            assert done.returncode == 0, done.stderr
             _tell(ranks, directory)
 
 
@@ -140,6 +140,7 @@ class _Watch:
         finally:
             ended.set()
             looking.join()
+            print(f"{name}: {self.peaks[name] / GIB:.2f}, now {(_anonymous() - self._base) / GIB:.2f}", file=sys.stderr)
 
     def _look(self, name: str, ended: threading.Event) -> None:
         while True:

@@ -15,7 +15,7 @@ from rollouts_core.data.batching import batch_indices
 from rollouts_core.data.prompt_table import read_prompts
 from rollouts_core.data.prompts import DataBuffer
 from rollouts_core.data.sources import Row, load_rows
-from rollouts_core.data.tokenized import count_rows, read_examples, write_table
+from rollouts_core.data.tokenized import count_rows, examples_in, read_shards, write_table
 from rollouts_core.data.tokenizing import tokenize_examples, tokenize_prompts
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import identify_source
@@ -103,7 +103,7 @@ def test_parquet_round_trip(tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / "e" / "0.parquet").names == [
         "input_ids", "loss_mask", "length", "full_length", "source_row",
     ]  # fmt: skip
-    example = read_examples(tmp_path / "e")[1]
+    example = examples_in(read_shards(tmp_path / "e"))[1]
     assert tokenizer.decode(example.tokens[example.loss_mask == 1]) == "2<|end|>"
     prompt = read_prompts(tmp_path / "p")[1]
     assert tokenizer.decode(prompt.tokens) == "<|user|>1+1=<|assistant|>"
@@ -123,7 +123,7 @@ def test_plain_text_is_learnt_without_a_template(
 ) -> None:
     rows, tokenizer = rows_of(tmp_path / "d.jsonl", row, GOOD), character_tokenizer()
     write_table(tokenize_examples(rows, tokenizer, 20), tmp_path / "e" / "0.parquet")
-    example = read_examples(tmp_path / "e")[0]
+    example = examples_in(read_shards(tmp_path / "e"))[0]
     assert tokenizer.decode(example.tokens) == text
     assert tokenizer.decode(example.tokens[example.loss_mask == 1]) == learnt
     if prompt is None:
@@ -168,7 +168,7 @@ def test_what_is_too_long_is_dropped_or_cut_and_counted(tmp_path: Path, overlong
     asked = {"prompt": "1" * 9, "completion": "2"}
     rows, tokenizer = rows_of(tmp_path / "d.jsonl", long, fits, asked), character_tokenizer()
     write_table(tokenize_examples(rows[:2], tokenizer, 6, overlong), tmp_path / "e" / "0.parquet")
-    assert [tokenizer.decode(example.tokens) for example in read_examples(tmp_path / "e")] == texts
+    assert [tokenizer.decode(example.tokens) for example in examples_in(read_shards(tmp_path / "e"))] == texts
     counts = count_rows(tmp_path / "e")
     assert (counts["rows"], counts["cut"]) == (len(texts), len(texts) - 1)
     assert len(tokenize_prompts(rows, tokenizer, 6, overlong)) == 2

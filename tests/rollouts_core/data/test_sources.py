@@ -13,7 +13,7 @@ from rollouts_core.config import Arrow, HubDataset, Jsonl, Parquet, Source
 from rollouts_core.data.chat import tokenize_conversation
 from rollouts_core.data.messages import messages_from_json, messages_to_json
 from rollouts_core.data.sources import Row, load_rows, row_shards
-from rollouts_core.data.tokenized import read_examples, write_table
+from rollouts_core.data.tokenized import examples_in, read_shards, write_table
 from rollouts_core.data.tokenizing import tokenize_examples
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import identify_source
@@ -170,7 +170,7 @@ def test_the_roles_that_are_learnt(roles: tuple[str, ...], learnt: list[str], tm
 def test_tools_and_calls_are_rendered_and_a_template_without_them_is_refused(tmp_path: Path) -> None:
     rows = rows_of(written("jsonl", [CALLING], tmp_path))
     write_table(tokenize_examples(rows, calling_tokenizer(), 60), tmp_path / "e" / "0.parquet")
-    (example,) = read_examples(tmp_path / "e")
+    (example,) = examples_in(read_shards(tmp_path / "e"))
     assert calling_tokenizer().decode(example.tokens) == (
         "<|system|>add<|user|>1+1=<|assistant|>(add)<|end|><|tool|>2<|assistant|>2<|end|>"
     )

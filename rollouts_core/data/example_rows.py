@@ -1,0 +1,94 @@
+"""Demonstrations as a training reads them: any row at any time, whatever memory there is.
+
+Decision: Parquet is read by groups of rows, and training asks for rows in random order. So data that are large are
+written once more, row behind row, beside the stage's partial work, and each row is read from there. Eight bytes a row
+stay in memory. Rows are read, not mapped: pages of a mapped file would count as the process's memory.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import overload
+from weakref import finalize
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from rollouts_core.data.tokenized import GROUP_ROWS, Example, Ids
+
+HELD_BYTES = 64 * 2**20
+"""Smaller data stay in memory."""
+COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8}
+
+
+class ExampleRows(Sequence[Example]):
+    """The demonstrations of one directory of shards, or of several one after another."""
+
+    def __init__(self, directories: Sequence[Path], scratch: Path, held_bytes: int = HELD_BYTES) -> None:
+        """`scratch`: a directory for files of the rows, which are taken up again where they are there."""
+        lengths = [[_lengths(path) for path in _shards(directory)] for directory in directories]
+        self.sizes = tuple(sum(map(len, of)) for of in lengths)
+        """Rows of each directory."""
+        self._ends = np.concatenate([np.empty(0, np.int64), *chain(*lengths)]).astype(np.int64).cumsum()
+        self._shards = [path for directory in directories for path in _shards(directory)]
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        self._held: dict[str, Ids] = {}
+        self._files: dict[str, int] = {}
+        if total * sum(np.dtype(kind).itemsize for kind in COLUMNS.values()) <= held_bytes:
+            self._held = {name: np.concatenate([np.empty(0, COLUMNS[name]), *self._values(name)]) for name in COLUMNS}
+        else:
+            self._files = {name: self._opened(name, scratch / f"demonstrations.{name}") for name in COLUMNS}
+
+    def largest_token(self) -> int:
+        """Reads all of them."""
+        return max((int(values.max(initial=-1)) for values in self._values("input_ids")), default=-1)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Example]: ...
+
+    def __getitem__(self, place: int | slice) -> Example | list[Example]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
+        place = range(len(self))[place]
+        begin, end = int(self._ends[place - 1]) if place else 0, int(self._ends[place])
+        tokens, mask = (self._read(name, begin, end) for name in COLUMNS)
+        return Example(tokens, mask)
+
+    def _read(self, name: str, begin: int, end: int) -> Ids:
+        if name in self._held:
+            return self._held[name][begin:end]
+        width = np.dtype(COLUMNS[name]).itemsize
+        return np.frombuffer(os.pread(self._files[name], (end - begin) * width, begin * width), COLUMNS[name])
+
+    def _values(self, name: str) -> Iterator[Ids]:
+        """Of all rows, one behind the other, group by group."""
+        for path in self._shards:
+            for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS, columns=[name]):
+                yield np.asarray(batch.column(name).flatten(), COLUMNS[name])
+
+    def _opened(self, name: str, file: Path) -> int:
+        if not file.exists():
+            unfinished = file.with_name(f"{file.name}.unfinished")
+            with unfinished.open("wb") as opened:
+                for values in self._values(name):
+                    opened.write(values.data)
+            unfinished.rename(file)
+        opened_file = os.open(file, os.O_RDONLY)
+        finalize(self, os.close, opened_file)
+        return opened_file
+
+
+def _shards(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.parquet"))
+
+
+def _lengths(path: Path) -> npt.NDArray[np.int32]:
+    return np.asarray(pq.read_table(path, columns=["length"])["length"], np.int32)
