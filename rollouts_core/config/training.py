@@ -77,9 +77,24 @@ class LoRAConfig:
 
 
 @part
+class ParallelConfig:
+    """How ranks share one pass. What they have of each other's is rounding, so a result does not depend on it."""
+
+    context: Operational[int] = Field(
+        default=1, ge=1, description="Ranks that share a row of tokens, each a stretch of it; for long sequences."
+    )
+    tensor: Operational[int] = Field(
+        default=1, ge=1, description="Ranks that share each layer's weights, experts and the vocabulary."
+    )
+
+
+@part
 class BackendConfig:
     """How training uses its device, or devices."""
 
+    parallel: Operational[ParallelConfig] = Field(
+        default=ParallelConfig(), description="How ranks share one pass; without it each has passes of its own."
+    )
     processes: Operational[int] = Field(
         default=1, ge=1, description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device."
     )
@@ -92,3 +107,12 @@ class BackendConfig:
     compile: Added[bool] = Field(
         default=False, description="Compile each layer's norms and feed-forward part by torch.compile."
     )
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> "BackendConfig":
+        together = self.parallel.context * self.parallel.tensor
+        problem = (
+            f"processes {self.processes} is not a multiple of the {together} ranks that share each pass "
+            "(parallel.context x parallel.tensor)"
+        )
+        return or_raise(self, [problem] if self.processes % together else [])

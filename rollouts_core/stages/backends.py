@@ -1,6 +1,6 @@
 """The backend that trains a stage, the same on every rank."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
@@ -18,8 +18,16 @@ def stage_backend(work: Work, model: Any, origin: Origin) -> Backend:
     ranks = work.session.ranks
     if not ranks:
         return backend_of(work.stage, model)
+    ranks = laid_out(ranks, work.stage)
     ranks.tell({"do": "build", "stage": stage_to_data(work.stage), "origin": asdict(origin)})
     return backend_of(work.stage, model, ranks, origin)
+
+
+def laid_out(ranks: Ranks, stage: Stage) -> Ranks:
+    """The ranks as the stage's config has them share passes."""
+    assert isinstance(stage.spec, SFTSpec | DPOSpec | RLSpec), f"{stage.name} does not train"
+    parallel = stage.spec.backend.parallel
+    return replace(ranks, context=parallel.context, tensor=parallel.tensor)
 
 
 def backend_of(stage: Stage, model: Any, ranks: Ranks | None = None, origin: Origin | None = None) -> Backend:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollouts_core.config import BackendConfig, DPOConfig, RLConfig, SFTConfig
+from rollouts_core.config.training import Optimizer
 from rollouts_core.inference.tiles import round_up
 from rollouts_core.stages.sizes import FLOAT32, ModelSize
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec
@@ -59,7 +60,10 @@ def _of_stage(stage: Stage, size: ModelSize, rows: Mapping[str, int], on_gpu: bo
                 rows_at_once = min(answers, engine.max_running_requests)
                 columns = prompt + rl.max_new_tokens
                 parts += _engine(size, rows_at_once, columns, "engine.kind", "engine.max_running_requests")
-            return [*parts, *([Part("the reference", size.weights, "rl.kl_coef")] if rl.kl_coef else [])]
+            return [
+                *parts,
+                *([Part("the reference", size.weights // backend.processes, "rl.kl_coef")] if rl.kl_coef else []),
+            ]
         case EvaluateSpec():
             return _evaluated(stage.spec, size, rows)
     return []
@@ -77,27 +81,51 @@ def _trained(
 ) -> list[Part]:
     """`a_pass`, `learnt`: tokens of the largest pass, and those of them with a log-probability.
 
-    A bfloat16 model has float32 weights to step in as well. A checkpoint holds weights and moments once more while a
-    step is computed, in the host's memory. Shards are gathered whole when weights are published.
+    A checkpoint holds what is trained and its moments once more while a step is computed, in the host's memory.
     """
-    ranks, lora = backend.processes, backend.lora
-    trained = size.parameters if lora is None else size.adapters(lora.rank, lora.targets)
-    inside = trained if lora else size.in_layers
-    moments = trained * 2 - (inside if training.optimizer == "muon" else 0)
-    masters = trained if size.bytes_each < FLOAT32 or ranks > 1 else 0
-    weights = size.weights + (0 if lora is None else trained * FLOAT32)
-    checkpoint = (size.parameters if lora is None else size.parameters + trained) + moments
-    kept = size.per_token(backend.activation_checkpointing, backend.compile, on_gpu)
-    logits = 3 * min(CHUNK, learnt * size.vocabulary * FLOAT32)
+    parts = training_parts(backend, training.optimizer, section, size, a_pass, learnt, on_gpu)
+    if on_gpu or steps <= training.checkpoint_every:
+        return parts
+    trained, moments = _stepped(backend, training.optimizer, size)
+    copied = (trained + moments) * FLOAT32 // backend.processes
+    return [*parts, Part("a checkpoint", copied, f"{section}.checkpoint_every")]
+
+
+def training_parts(
+    backend: BackendConfig, optimizer: Optimizer, section: str, size: ModelSize, a_pass: int, learnt: int, on_gpu: bool
+) -> list[Part]:
+    """What one rank holds while it trains, a step's largest pass included.
+
+    A bfloat16 model has float32 weights to step in as well. Of several ranks, each has float32 shards, and gathers one
+    layer, with its gradient, at a time; ranks that share a pass have their part of its tokens and of each layer.
+    """
+    ranks, tensor, context = backend.processes, backend.parallel.tensor, backend.parallel.context
+    trained, moments = _stepped(backend, optimizer, size)
+    if ranks > 1:
+        held = size.parameters + (trained if backend.lora else 0)
+        weights = held * FLOAT32 // ranks
+    else:
+        masters = trained * FLOAT32 if size.bytes_each < FLOAT32 or backend.lora else 0
+        weights = size.weights + masters
+    own = size.share(tensor)
+    kept = own.per_token(backend.activation_checkpointing, backend.compile, on_gpu)
+    logits = 3 * min(CHUNK, learnt // context * own.vocabulary * FLOAT32)
+    gathered = size.largest_unit // tensor * (2 * size.bytes_each + FLOAT32)
     return [
-        Part("weights", weights // ranks + masters // ranks * FLOAT32, "model"),
-        *([Part("gathered weights", size.parameters * FLOAT32, "model")] if ranks > 1 else []),
+        Part("weights", weights, "model"),
+        *([Part("a gathered layer", gathered, "backend.parallel")] if ranks > 1 else []),
         Part("gradients", trained * FLOAT32 // ranks, "backend.lora"),
         Part("optimizer", moments * FLOAT32 // ranks, "backend.lora"),
-        Part("a pass", a_pass * kept * size.bytes_each + logits, f"{section}.tokens_per_pass"),
-        *([Part("a checkpoint", checkpoint * FLOAT32 // ranks, f"{section}.checkpoint_every")]
-          if steps > training.checkpoint_every and not on_gpu else []),
-    ]  # fmt: skip
+        Part("a pass", a_pass // context * kept * size.bytes_each + logits, f"{section}.tokens_per_pass"),
+    ]
+
+
+def _stepped(backend: BackendConfig, optimizer: Optimizer, size: ModelSize) -> tuple[int, int]:
+    """How many parameters are trained, and how many numbers the optimizer keeps of them."""
+    lora = backend.lora
+    trained = size.parameters if lora is None else size.adapters(lora.rank, lora.targets)
+    inside = trained if lora else size.in_layers
+    return trained, trained * 2 - (inside if optimizer == "muon" else 0)
 
 
 def _evaluated(spec: EvaluateSpec, size: ModelSize, rows: Mapping[str, int]) -> list[Part]:

@@ -98,7 +98,7 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
 
 def help_rank_zero(ranks: Any) -> None:
     """What every other rank does, until rank 0 is done."""
-    from rollouts_core.stages.backends import backend_of
+    from rollouts_core.stages.backends import backend_of, laid_out
     from rollouts_core.training.fsdp import serve
     from rollouts_core.training.origins import Origin
     from rollouts_core.training.pytorch import PyTorchTrainingBackend
@@ -106,9 +106,11 @@ def help_rank_zero(ranks: Any) -> None:
     message = ranks.hear()
     while message["do"] == "build":
         origin = Origin(**message["origin"])
-        own = backend_of(stage_from_data(message["stage"]), origin.blank(), ranks, origin)
+        stage = stage_from_data(message["stage"])
+        shared = laid_out(ranks, stage)
+        own = backend_of(stage, origin.blank(), shared, origin)
         assert isinstance(own, PyTorchTrainingBackend), "rank 0 alone has the other kind"
-        message = serve(ranks, own)
+        message = serve(shared, own)
 
 
 SIOCGIFADDR = 0x8915

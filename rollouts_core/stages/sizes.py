@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class ModelSize:
     """All key heads together; values have as many."""
     bytes_each: int
     """Of a weight."""
+    experts: int = 1
+    """In each layer; `intermediate` is the width of those that a token goes through, together."""
 
     @property
     def weights(self) -> int:
@@ -52,6 +54,27 @@ class ModelSize:
             return round(self.layers * layer + 15 * self.hidden)
         kept = self.hidden + (self.query if again == "selective" else 0)
         return round(self.layers * kept + layer + 15 * self.hidden)
+
+    @property
+    def largest_unit(self) -> int:
+        """Parameters that ranks gather at once: a layer's, or those that are in none."""
+        in_layers = min(self.in_layers, self.parameters) if self.experts == 1 else self.parameters - self._outside
+        return max(in_layers // max(1, self.layers), self.parameters - in_layers)
+
+    @property
+    def _outside(self) -> int:
+        """Of embeddings and a head of its own."""
+        return 2 * self.vocabulary * self.hidden
+
+    def share(self, tensor: int) -> "ModelSize":
+        """What one of so many ranks computes of each layer."""
+        return replace(
+            self,
+            intermediate=self.intermediate // tensor,
+            query=self.query // tensor,
+            keys=self.keys // tensor,
+            vocabulary=self.vocabulary // tensor,
+        )
 
     @property
     def in_layers(self) -> int:
@@ -100,15 +123,18 @@ def size_in(directory: Path, dtype: str) -> ModelSize:
     heads = config.get("num_attention_heads") or config.get("n_head") or 1
     hidden = config.get("hidden_size") or config.get("n_embd") or 0
     each = config.get("head_dim") or hidden // heads
+    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
+    wide, chosen = config.get("moe_intermediate_size"), config.get("num_experts_per_tok") or 1
     return ModelSize(
         parameters=sum(prod(shape) for shape in shapes.values()),
         vocabulary=config.get("vocab_size") or 0,
         hidden=hidden,
         layers=config.get("num_hidden_layers") or config.get("n_layer") or 0,
-        intermediate=config.get("intermediate_size") or 4 * hidden,
+        intermediate=chosen * wide if experts > 1 and wide else config.get("intermediate_size") or 4 * hidden,
         query=heads * each,
         keys=(config.get("num_key_value_heads") or heads) * each,
         bytes_each=2 if dtype == "bfloat16" else FLOAT32,
+        experts=experts,
     )
 
 

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rollouts_core.errors import BadInput
 from rollouts_core.training.backend import LazyTrainFuture, TrainFuture
-from rollouts_core.training.shard_files import block_of, local, save_shards, stored_state
+from rollouts_core.training.shard_files import block_of, local, save_shards, stored_state, take_from_first
 from rollouts_core.training.weight_files import StoredWeight
 
 STATE = "state"
@@ -180,7 +180,7 @@ def _load_scattered(directory: Path, weights: Mapping[str, torch.Tensor], optimi
         for name, own in state.items():
             everything = tuple(slice(0, size) for size in own.shape)
             read = kept[name][1][everything] if rank_zero else torch.empty(own.shape)
-            own.copy_(like(own, read))
+            take_from_first(own, read)
     if rank_zero:
         _set_rng(load_file(directory / "rng.safetensors"))
     return version
@@ -189,12 +189,6 @@ def _load_scattered(directory: Path, weights: Mapping[str, torch.Tensor], optimi
 def whole(value: torch.Tensor) -> torch.Tensor:
     """A shard's whole tensor; every rank asks for it."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def like(own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, rank 0's, as the shard that `own` is; every rank asks for it."""
-    value = value.detach().to(own.device, own.dtype)
-    return distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value
 
 
 def _state(weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> dict[str, torch.Tensor]:

@@ -87,7 +87,7 @@ class FSDPTrainingBackend:
 
     @property
     def parallel_passes(self) -> int:
-        return self._ranks.size
+        return self._ranks.groups
 
     @property
     def peak_flops(self) -> float | None:
@@ -150,17 +150,18 @@ class FSDPTrainingBackend:
             return
         kind = queue[0].kind
         self._ranks.tell({"do": kind, "passes": len(queue)})
-        for rank, entry in enumerate(queue[1:], 1):
-            send_batch(self._ranks, rank, entry.batch)
+        together = self._ranks.together
+        for rank in range(1, len(queue) * together):
+            send_batch(self._ranks, rank, queue[rank // together].batch)
         if kind == "pass":
             self._passes += [entry.batch for entry in queue]
             queue[0].found = self._own.forward_backward(queue[0].batch).result()
-            for rank, entry in enumerate(queue[1:], 1):
-                entry.found = self._ranks.receive(rank)[0]
+            for group, entry in enumerate(queue[1:], 1):
+                entry.found = self._ranks.receive(group * together)[0]
         else:
             queue[0].found = self._scored(kind, queue[0].batch)
-            for rank, entry in enumerate(queue[1:], 1):
-                entry.found = TokenScores(**self._ranks.receive(rank)[1])
+            for group, entry in enumerate(queue[1:], 1):
+                entry.found = TokenScores(**self._ranks.receive(group * together)[1])
 
     def _scored(self, kind: str, batch: TrainBatch) -> TokenScores:
         if kind == "score":
@@ -173,7 +174,7 @@ class FSDPTrainingBackend:
             self.flush()
         entry: _Queued[Any] = _Queued(self, kind, batch)
         self._queue.append(entry)
-        if len(self._queue) == self._ranks.size:
+        if len(self._queue) == self._ranks.groups:
             self.flush()
         return entry
 
@@ -214,18 +215,20 @@ def serve(ranks: Ranks, own: PyTorchTrainingBackend) -> dict[str, Any]:
 
 def _pass(helper: _Helper, message: Mapping[str, Any]) -> None:
     ranks, own = helper.ranks, helper.own
-    if ranks.rank < message["passes"]:
-        ranks.send(0, own.forward_backward(receive_batch(ranks)).result(), {})
-    else:
+    if ranks.group >= message["passes"]:
         own.empty_pass(empty_batch())
+        return
+    metrics = own.forward_backward(receive_batch(ranks)).result()
+    if ranks.answers:
+        ranks.send(0, metrics, {})
 
 
 def _score(helper: _Helper, message: Mapping[str, Any]) -> None:
     ranks, reference = helper.ranks, helper.reference
-    mine = ranks.rank < message["passes"]
+    mine = ranks.group < message["passes"]
     batch = receive_batch(ranks) if mine else empty_batch()
     scores = score(reference, batch) if message["do"] == "refer" and reference else helper.own.score(batch).result()
-    if mine:
+    if mine and ranks.answers:
         ranks.send(0, {}, {name: value for name, value in scores._asdict().items() if value is not None})
 
 

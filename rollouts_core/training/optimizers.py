@@ -8,13 +8,16 @@ Decision: Muon takes the matrices inside the layers, AdamW the rest (embeddings,
 (arXiv 2502.16982, eq. 4).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from rollouts_core.training.checkpoint import whole
 from rollouts_core.training.schedule import Rate
+from rollouts_core.training.shard_files import local
 
 OptimizerName = Literal["adamw", "muon"]
 OwnOptimizer = Callable[[list[torch.Tensor], float], torch.optim.Optimizer]
@@ -25,10 +28,34 @@ def create_adamw_optimizer(
     parameters: Mapping[str, torch.Tensor], learning_rate: float, weight_decay: float = 0.0
 ) -> torch.optim.AdamW:
     """AdamW with torch's betas (0.9, 0.999); vectors (norms, biases) are not decayed."""
-    matrices = [value for value in parameters.values() if value.ndim >= 2]
-    vectors = [value for value in parameters.values() if value.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = []
+    for alike in by_mesh(parameters.values()):
+        matrices = [value for value in alike if value.ndim >= 2]
+        vectors = [value for value in alike if value.ndim < 2]
+        groups += [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
+
+
+def clip_gradients(parameters: Sequence[torch.Tensor], largest: float) -> torch.Tensor:
+    """Scale gradients, in place, so that their norm over all ranks is `largest` at most; gives the norm before."""
+    alike = by_mesh(value for value in parameters if value.grad is not None)
+    if len(alike) < 2:
+        return whole(nn.utils.clip_grad_norm_(parameters, largest))
+    norms = [whole(nn.utils.get_total_norm([value.grad for value in of if value.grad is not None])) for of in alike]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    for value in parameters:
+        if value.grad is not None:
+            local(value.grad).mul_(factor)
+    return norm
+
+
+def by_mesh(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Apart where they are shared by other ranks: torch's operators on many tensors want one mesh."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for value in parameters:
+        groups.setdefault(value.device_mesh if isinstance(value, DTensor) else None, []).append(value)
+    return list(groups.values())
 
 
 def create_optimizers(

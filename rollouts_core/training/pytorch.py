@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from rollouts_core.errors import NonFiniteGradient, WeightMismatch
 from rollouts_core.training.backend import (
@@ -23,15 +22,23 @@ from rollouts_core.training.backend import (
     TrainFuture,
     Weights,
 )
-from rollouts_core.training.checkpoint import like, load_training_state, save_training_state, whole
+from rollouts_core.training.checkpoint import load_training_state, save_training_state
 from rollouts_core.training.flops import flops_of, peak_flops
 from rollouts_core.training.lora import model_weight, model_weights, save_adapter, weight_shapes
-from rollouts_core.training.optimizers import MasterWeights, OptimizerName, OwnOptimizer, create_optimizers, set_rate
+from rollouts_core.training.optimizers import (
+    MasterWeights,
+    OptimizerName,
+    OwnOptimizer,
+    clip_gradients,
+    create_optimizers,
+    set_rate,
+)
 from rollouts_core.training.packed import padding_of
 from rollouts_core.training.pending import PendingMetrics, fetch
 from rollouts_core.training.policy import Policy, PolicyOptions, create_policy
 from rollouts_core.training.ranks import share_disk
 from rollouts_core.training.schedule import Rate
+from rollouts_core.training.shard_files import take_from_first
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class PyTorchTrainingBackend:
         return ImmediateTrainFuture(score(self._policy, batch))
 
     def optim_step(self) -> ImmediateTrainFuture[Metrics]:
-        norm = whole(nn.utils.clip_grad_norm_(self._masters.named.values(), self._optimization.max_grad_norm))
+        norm = clip_gradients(list(self._masters.named.values()), self._optimization.max_grad_norm)
         passes, self._passes = self._passes, []
         pending, self._pending = self._pending, []
         (told_norm,) = fetch(pending, [norm])
@@ -156,7 +163,7 @@ class PyTorchTrainingBackend:
         with torch.no_grad():
             for name, value in self._policy.model.named_parameters():
                 if "lora_" not in name:
-                    value.copy_(like(value, weights[name.replace(".base_layer.", ".")]))
+                    take_from_first(value, weights[name.replace(".base_layer.", ".")])
         self._masters.refresh()
         return ImmediateTrainFuture(None)
 

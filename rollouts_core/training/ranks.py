@@ -34,6 +34,30 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
+    context: int = 1
+    """Ranks that share a row of tokens."""
+    tensor: int = 1
+    """Ranks that share each layer's weights; they are neighbours."""
+
+    @property
+    def together(self) -> int:
+        """Ranks that compute each pass together."""
+        return self.context * self.tensor
+
+    @property
+    def groups(self) -> int:
+        """How many passes are computed at once."""
+        return self.size // self.together
+
+    @property
+    def group(self) -> int:
+        """The group that this rank is in."""
+        return self.rank // self.together
+
+    @property
+    def answers(self) -> bool:
+        """Whether this rank tells rank 0 what its group, not rank 0's own, has computed."""
+        return self.group > 0 and self.rank % self.together == 0
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Rank 0 to all others, as JSON."""

@@ -53,6 +53,14 @@ def local(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+def take_from_first(own: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy what `own`, a shard or a whole tensor, has of rank 0's value; every rank asks for it."""
+    value = value.detach().to(own.device, own.dtype).contiguous()
+    if dist.is_initialized():
+        dist.broadcast(value, 0)
+    local(own).copy_(value[block_of(own)])
+
+
 def save_shards(
     directory: Path,
     state: Mapping[str, torch.Tensor],

@@ -7,32 +7,40 @@ Parameters that are trained are float32 shards, and are gathered in the type of 
 in float32. Those of a frozen policy are kept in the type of the computation.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
-from rollouts_core.training.checkpoint import like
+from rollouts_core.errors import BadInput
+from rollouts_core.training.context_parallel import Context
 from rollouts_core.training.lora import drawn_adapters
 from rollouts_core.training.models import DTYPES
 from rollouts_core.training.origins import Origin, Readable
-from rollouts_core.training.policy import Policy
+from rollouts_core.training.policy import Layout, Policy
 from rollouts_core.training.ranks import Ranks
-from rollouts_core.training.shard_files import block_of, local
+from rollouts_core.training.shard_files import block_of, local, take_from_first
+from rollouts_core.training.tensor_parallel import cut
 from rollouts_core.training.weight_files import stored
 
 
 def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
     """Cut the policy's parameters over the ranks, in place; `dtype` is that of the computation.
 
-    A policy that has weights gets rank 0's.
+    A policy that has weights gets rank 0's. Raises `BadInput` where its layers or heads can't be cut so.
     """
+    _check_heads(policy.model.config, ranks)
     with torch.no_grad():
         for value in policy.parameters():
             if not value.is_meta:
                 dist.broadcast(value, 0)
-    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    sizes = (ranks.groups * ranks.context, ranks.tensor)
+    mesh = init_device_mesh(ranks.device.type, sizes, mesh_dim_names=("shard", "tensor"))
+    vocabulary = cut(policy.model, mesh["tensor"]) if ranks.tensor > 1 else False
+    policy.share(Layout(_context(ranks), mesh["tensor"].get_group() if vocabulary else None))
+    mesh = mesh["shard"]
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     layers = set(policy.model._no_split_modules or ())
     for module in [module for module in policy.modules() if type(module).__name__ in layers]:
@@ -43,6 +51,30 @@ def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+def _check_heads(config: Any, ranks: Ranks) -> None:
+    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if ranks.together > 1 and (heads % ranks.together or keys % ranks.together):
+        raise BadInput(
+            f"backend.parallel: context {ranks.context} x tensor {ranks.tensor} must divide the model's {heads} heads "
+            f"and its {keys} key-value heads"
+        )
+
+
+def _context(ranks: Ranks) -> Context | None:
+    """All ranks make all groups."""
+    if ranks.context == 1:
+        return None
+    found = None
+    for group in range(ranks.groups):
+        for place in range(ranks.tensor):
+            first = group * ranks.together + place
+            members = list(range(first, first + ranks.together, ranks.tensor))
+            made = dist.new_group(members)
+            if ranks.rank in members:
+                found = Context(made, members.index(ranks.rank), ranks.context)
+    return found
 
 
 def sharded_policy(origin: Origin, temperature: float, ranks: Ranks) -> Policy:
@@ -89,6 +121,4 @@ def _receive(own: torch.Tensor, weight: Readable, dtype: torch.dtype) -> None:
     given = torch.empty(own.shape, dtype=dtype, device=own.device)
     if dist.get_rank() == 0:
         given.copy_(weight[tuple(slice(0, size) for size in own.shape)])
-    if not isinstance(own, DTensor):
-        dist.broadcast(given, 0)
-    own.copy_(like(own, given))
+    take_from_first(own, given)

@@ -9,17 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from rollouts_core.config import LoRAConfig
 from rollouts_core.config.algorithms import PPO
 from rollouts_core.data.packing import best_fit
+from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import NonFiniteGradient
 from rollouts_core.training import fsdp
 from rollouts_core.training.algorithms import recipe_of
-from rollouts_core.training.backend import TrainingBackend
+from rollouts_core.training.backend import LossFunction, TrainingBackend
 from rollouts_core.training.collate import learnt_tokens, pack_batch
 from rollouts_core.training.fsdp import FSDPTrainingBackend, create_fsdp_backend, serve
 from rollouts_core.training.objectives import Extras, create_cross_entropy_loss, create_rl_loss
@@ -58,14 +61,17 @@ def main() -> None:
         for does in ("save", "load"):  # where rank 0 says, there is nothing on another host
             fsdp._DOES[does] = partial(lambda method, helper, told: getattr(helper.own, method)(Path("/nowhere")), does)
     ranks = join_ranks(os.environ.get("ROLLOUTS_TEST_DEVICE", "cpu"))
-    critic = what == "critic"
-    loss = create_rl_loss(recipe_of(PPO(), 8), Extras()) if critic else create_cross_entropy_loss()
+    context, tensor = map(int, os.environ.get("ROLLOUTS_TEST_LAYOUT", "1 1").split())
+    ranks = replace(ranks, context=context, tensor=tensor)
+    critic = what.endswith("grpo")
+    loss = loss_of(what)
     dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
     origin = origin_of(what, directory, ranks.rank)
     model = origin.blank() if origin else tiny_model(seed=ranks.rank).to(ranks.device, dtype)
     backend = create_fsdp_backend(
-        model, loss, optimization("muon" if what == "muon" else "adamw"), ranks, origin, critic=critic,
-        activation_checkpointing=what == "checkpointing", lora=LoRAConfig(rank=4) if what.endswith("lora") else None,
+        model, loss, optimization("muon" if what.endswith("muon") else "adamw"), ranks, origin, critic=critic,
+        activation_checkpointing=what.endswith("checkpointing"),
+        lora=LoRAConfig(rank=4) if what.endswith("lora") else None,
     )  # fmt: skip
     if not isinstance(backend, FSDPTrainingBackend):
         if what == "killed":
@@ -81,12 +87,39 @@ def main() -> None:
     leave_ranks()
 
 
+def loss_of(what: str) -> LossFunction:
+    """RL's reads every stream there is, a critic's and entropies among them."""
+    if not what.endswith("grpo"):
+        return create_cross_entropy_loss()
+    return create_rl_loss(recipe_of(PPO(), 8), Extras(kl_coef=0.1, entropy_coef=0.01, correction="token"))
+
+
+def train_grpo(backend: TrainingBackend) -> list[dict[str, float]]:
+    """Steps over sequences with prompts that answers share."""
+    told = []
+    for step in range(STEPS):
+        examples = sequences([5, 9, 3, 12], seed=step, shared=7) + sequences([9], seed=step + 50)
+        draw = np.random.default_rng(step)
+        examples = [with_random_streams(example, draw) for example in examples]
+        normalizer = float(learnt_tokens(examples))
+        futures = [backend.forward_backward(pack_batch(part, normalizer)) for part in (examples[:4], examples[4:])]
+        loss = sum(future.result()["loss_sum"] for future in futures)
+        told.append({"loss": loss, **backend.optim_step().result()})
+    return told
+
+
+def with_random_streams(example: Example, draw: np.random.Generator) -> Example:
+    names = ("advantages", "rollout_logprobs", "old_logprobs", "reference_logprobs", "old_values", "returns")
+    count = learnt_tokens([example])
+    return replace(example, streams={name: draw.normal(-1.0, 0.3, count) for name in names})
+
+
 def origin_of(what: str, directory: Path, rank: int) -> Origin | None:
     """Of blank models: their weights are read, by each rank or by the first alone, or drawn."""
     kind, _, how = what.partition("-")
     if kind not in ("read", "drawn"):
         return None
-    config = json.loads((directory / "model" / "config.json").read_text())
+    config = AutoConfig.from_pretrained(directory / "model").to_dict()
     if kind == "drawn":
         return Origin(config, "float32", seed=5)
     there = rank == 0 or how != "by_first"
@@ -94,7 +127,7 @@ def origin_of(what: str, directory: Path, rank: int) -> Origin | None:
 
 
 def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
-    if what.startswith("resume"):
+    if what.startswith(("resume", "read-resume")):
         backend.load(directory / "checkpoint")
         return train(backend, range(2, STEPS))
     if what == "score":
@@ -113,10 +146,12 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         weights = {name: value.clone() for name, value in tiny_model(seed=7).named_parameters()}
         backend.load_weights(weights)
         return []
-    told = train(backend, range(2 if what.startswith("save") else STEPS))
+    if what == "read-grpo":
+        return train_grpo(backend)
+    told = train(backend, range(2 if what.startswith(("save", "read-save")) else STEPS))
     if what.endswith("lora"):
         backend.save_adapter(directory / "adapter")
-    if what.startswith("save"):
+    if what.startswith(("save", "read-save")):
         (directory / "checkpoint").mkdir()
         saving = backend.save(directory / "checkpoint")
         train(backend, range(2, STEPS))

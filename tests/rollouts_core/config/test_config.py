@@ -24,7 +24,8 @@ OPERATIONAL = {
     "SFTConfig": {"log_every", "checkpoint_every"},
     "DPOConfig": {"log_every", "checkpoint_every"},
     "RLConfig": {"steps", "steps_per_segment", "log_samples", "checkpoint_every"},
-    "BackendConfig": {"activation_checkpointing", "processes"},
+    "BackendConfig": {"activation_checkpointing", "parallel", "processes"},
+    "ParallelConfig": {"context", "tensor"},
     "RolloutsConfig": {
         "max_concurrent_samples",
         "sample_seconds",

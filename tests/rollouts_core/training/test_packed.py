@@ -13,10 +13,11 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput
-from rollouts_core.training import policy as policy_module
+from rollouts_core.training import head as head_module
 from rollouts_core.training.collate import learnt, learnt_tokens, pack_batch
+from rollouts_core.training.head import Head, head_scores
 from rollouts_core.training.packed import _Padded, padding_of
-from rollouts_core.training.policy import Head, Policy, head_scores
+from rollouts_core.training.policy import Policy
 from tests.rollouts_core.models import CONTEXT, SHAPE, VOCABULARY, tiny_model
 
 SMALL = SHAPE | {"max_position_embeddings": CONTEXT}
@@ -109,7 +110,7 @@ def test_what_others_of_the_row_say_changes_nothing() -> None:
 def test_the_head_in_chunks_is_the_head_at_once(
     monkeypatch: pytest.MonkeyPatch, elements: int, divisor: float, softcap: float | None, biased: bool
 ) -> None:
-    monkeypatch.setattr(policy_module, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", elements)
     torch.manual_seed(0)
     own = [torch.randn(*shape, requires_grad=True) for shape in ((11, 8), (VOCABULARY, 8), (VOCABULARY,))]
     targets, upstream = torch.randint(0, VOCABULARY, (11,)), torch.randn(2, 11)

@@ -1,0 +1,86 @@
+"""What ranks that compute one pass together exchange inside it, with gradients.
+
+`copied` and `summed` are Megatron's f and g (arXiv 1909.08053, section 3): where one goes forward, the other goes back.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def copied(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The value as it is, for ranks that each use it for a part; their gradients are summed."""
+    result: torch.Tensor = _Copied.apply(value, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def summed(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum of all ranks' values, which all go on with alike; so each one's gradient is the sum's."""
+    result: torch.Tensor = _Summed.apply(value, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def to_heads(part_NHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """From a part of the tokens with all heads to all tokens with a part of the heads."""
+    result: torch.Tensor = _Exchanged.apply(part_NHD, group, True)  # type: ignore[no-untyped-call]
+    return result
+
+
+def to_tokens(part_NHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The way back."""
+    result: torch.Tensor = _Exchanged.apply(part_NHD, group, False)  # type: ignore[no-untyped-call]
+    return result
+
+
+def all_reduced(value: torch.Tensor, group: dist.ProcessGroup, how: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    """A new tensor; no gradient."""
+    result = value.detach().clone().contiguous()
+    dist.all_reduce(result, how, group)
+    return result
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return all_reduced(gradient, ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        return all_reduced(value, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return gradient, None
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part_NHD: torch.Tensor, group: dist.ProcessGroup, heads: bool) -> torch.Tensor:
+        ctx.group, ctx.heads = group, heads
+        return _exchanged(part_NHD, group, heads)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return _exchanged(gradient, ctx.group, not ctx.heads), None, None
+
+
+def _exchanged(part_NHD: torch.Tensor, group: dist.ProcessGroup, heads: bool) -> torch.Tensor:
+    size = dist.get_world_size(group)
+    tokens, width, *rest = part_NHD.shape
+    if heads:
+        sent = part_NHD.view(tokens, size, width // size, *rest).transpose(0, 1).contiguous()
+    else:
+        sent = part_NHD.reshape(size, tokens // size, width, *rest).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    if heads:
+        return received.flatten(0, 1)
+    return received.transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,194 @@
+"""A model whose layers are cut over ranks that compute each pass together (Megatron's tensor parallelism, arXiv
+1909.08053), by the plan that transformers has for its family.
+
+Decision: the cut weights are DTensors, which FSDP cuts once more and checkpoints know; what is computed with them is
+plain tensors, exchanged in the two places where a layer needs it. Weights that no plan names are whole on each rank.
+
+Decision: experts are not cut but shared out, whole ones to each rank: their matrices stay large, and a token goes
+through as many as on one device.
+
+    colwise    rows of a weight: each rank computes some of a layer's outputs
+    rowwise    columns: each rank takes some of its inputs, and outputs are summed
+    experts    a rank's experts take the tokens that chose them, and outputs are summed
+    head, embeddings    a rank's rows of the vocabulary, where the ranks divide it
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.func import functional_call
+
+from rollouts_core.errors import BadInput
+from rollouts_core.training.collectives import copied, summed
+
+KNOWN = ("colwise", "rowwise", "replicated_with_grad_allreduce", "moe_tp_experts")
+
+
+def cut(model: Any, mesh: DeviceMesh) -> bool:
+    """Cut a model, in place, over the ranks of a mesh of one dimension. Gives whether the vocabulary is cut as well.
+
+    Raises `BadInput` where the family has no plan, or the ranks do not divide what it names.
+    """
+    cuts = list(_cuts(model))
+    if not cuts:
+        raise BadInput(f"backend.parallel.tensor: transformers has no plan to cut {model.config.model_type}")
+    for module, style in cuts:
+        _CUTS[style](module, mesh)
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if len(head.weight) % mesh.size():
+        return False
+    tied = head.weight is embeddings.weight
+    _shard(head, "weight", 0, mesh)
+    if getattr(head, "bias", None) is not None:
+        _shard(head, "bias", 0, mesh)
+    if tied:
+        embeddings.weight = head.weight
+    else:
+        _shard(embeddings, "weight", 0, mesh)
+    embeddings.forward = partial(_embedded, embeddings, mesh.get_group())
+    return True
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a weight that is in use."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _cuts(model: Any) -> Iterator[tuple[nn.Module, str]]:
+    plan = {_pattern(name, model): style for name, style in (model.config.base_model_tp_plan or {}).items()}
+    experts = {pattern.pattern.removesuffix("$") for pattern, style in plan.items() if style == "moe_tp_experts"}
+    for pattern, style in plan.items():
+        inside = any(pattern.pattern.startswith(f"{name}\\.") for name in experts)
+        if inside or "embed" in style:
+            continue
+        for name, module in model.named_modules():
+            if pattern.match(name):
+                if style not in KNOWN:
+                    problem = f"{name} of {model.config.model_type} is cut {style}, which is not computed here"
+                    raise BadInput(f"backend.parallel.tensor: {problem}")
+                yield module, style
+
+
+def _pattern(name: str, model: Any) -> re.Pattern[str]:
+    full = f"{model.base_model_prefix}.{name}"
+    return re.compile(re.escape(full).replace(r"\*", r"\d+") + "$")
+
+
+def _colwise(module: Any, mesh: DeviceMesh) -> None:
+    if hasattr(module, "lora_A"):
+        _colwise(module.base_layer, mesh)
+        for part in module.lora_B.values():
+            _colwise(part, mesh)
+        return
+    for name in ("weight", "bias"):
+        if getattr(module, name, None) is not None:
+            _shard(module, name, 0, mesh)
+    module.forward = partial(_columns, module, mesh.get_group())
+
+
+def _rowwise(module: Any, mesh: DeviceMesh) -> None:
+    if hasattr(module, "lora_A"):
+        _rowwise(module.base_layer, mesh)
+        for part in module.lora_A.values():
+            _rowwise(part, mesh)
+        return
+    _shard(module, "weight", 1, mesh)
+    module.forward = partial(_rows, module, mesh.get_group())
+
+
+def _replicated(module: Any, mesh: DeviceMesh) -> None:
+    """Whole on each rank, and used there for a part."""
+    module.forward = partial(_used_for_a_part, module, mesh.get_group())
+
+
+def _experts(module: Any, mesh: DeviceMesh) -> None:
+    for name, value in list(module.named_parameters(recurse=False)):
+        if value.shape[0] != module.num_experts:
+            raise BadInput(
+                f"backend.parallel.tensor: {name} of {type(module).__name__} is not a matrix for each expert"
+            )
+        _shard(module, name, 0, mesh)
+    own = module.num_experts // mesh.size()
+    module.num_experts = own
+    first = mesh.get_local_rank() * own
+    module.forward = partial(_some_experts, module, first, own, mesh.get_group())
+
+
+_CUTS: dict[str, Callable[[Any, DeviceMesh], None]] = {
+    "colwise": _colwise,
+    "rowwise": _rowwise,
+    "replicated_with_grad_allreduce": _replicated,
+    "moe_tp_experts": _experts,
+}
+
+
+def _shard(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> None:
+    value = module.get_parameter(name)
+    if value.shape[dim] % mesh.size():
+        raise BadInput(
+            f"backend.parallel.tensor {mesh.size()} does not divide the {value.shape[dim]} of a {name} of "
+            f"{type(module).__name__}"
+        )
+    sharded = nn.Parameter(distribute_tensor(value.detach(), mesh, [Shard(dim)]), requires_grad=value.requires_grad)
+    module.register_parameter(name, sharded)
+
+
+def _columns(module: Any, group: dist.ProcessGroup, value: torch.Tensor) -> torch.Tensor:
+    bias = None if module.bias is None else plain(module.bias)
+    return F.linear(copied(value, group), plain(module.weight), bias)
+
+
+def _rows(module: Any, group: dist.ProcessGroup, value: torch.Tensor) -> torch.Tensor:
+    found = summed(F.linear(value, plain(module.weight)), group)
+    return found if module.bias is None else found + module.bias
+
+
+def _embedded(module: Any, group: dist.ProcessGroup, tokens: torch.Tensor) -> torch.Tensor:
+    weight = plain(module.weight)
+    first = dist.get_rank(group) * len(weight)
+    places = tokens - first
+    own = (places >= 0) & (places < len(weight))
+    padding = None if module.padding_idx is None else module.padding_idx - first
+    padding = padding if padding is not None and 0 <= padding < len(weight) else None
+    found = summed(F.embedding(places.clamp(0, len(weight) - 1), weight, padding) * own[..., None], group)
+    scale = getattr(module, "embed_scale", None)
+    return found if scale is None else found * scale.to(found.dtype)
+
+
+def _used_for_a_part(module: nn.Module, group: dist.ProcessGroup, value: torch.Tensor) -> Any:
+    return _own_forward(module, {name: copied(weight, group) for name, weight in module.named_parameters()}, value)
+
+
+def _some_experts(
+    module: nn.Module,
+    first: int,
+    own: int,
+    group: dist.ProcessGroup,
+    hidden_NE: torch.Tensor,
+    chosen_NK: torch.Tensor,
+    weights_NK: torch.Tensor,
+) -> torch.Tensor:
+    """Each token and expert of this rank's is a row of its own, with one expert."""
+    hidden_NE, weights_NK = copied(hidden_NE, group), copied(weights_NK, group)
+    token_P, place_P = ((chosen_NK >= first) & (chosen_NK < first + own)).nonzero(as_tuple=True)
+    expert_P1 = (chosen_NK[token_P, place_P] - first)[:, None]
+    rows = hidden_NE[token_P], expert_P1, weights_NK[token_P, place_P][:, None]
+    found_PE = _own_forward(module, {name: plain(value) for name, value in module.named_parameters()}, *rows)
+    return summed(torch.zeros_like(hidden_NE).index_add(0, token_P, found_PE), group)
+
+
+def _own_forward(module: nn.Module, weights: dict[str, torch.Tensor], *values: torch.Tensor) -> Any:
+    """What the module's class computes, with other weights."""
+    cut_forward = module.__dict__.pop("forward")
+    try:
+        return functional_call(module, weights, values)
+    finally:
+        module.__dict__["forward"] = cut_forward

@@ -1,0 +1,128 @@
+"""Ranks that share passes, by every layout and what may be combined with it, against one device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rollouts_core.config import LoRAConfig
+from rollouts_core.training.objectives import create_cross_entropy_loss
+from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
+from tests.rollouts_core.models import tiny_model
+from tests.rollouts_core.on_ranks import STEPS, loss_of, optimization, train, train_grpo
+from tests.rollouts_core.training.test_families import family
+from tests.rollouts_core.training.test_fsdp import launched, on_ranks
+
+LAYOUTS = {
+    "tensor": (2, 1, 2),
+    "context": (2, 2, 1),
+    "data-tensor": (4, 1, 2),
+    "data-context": (4, 2, 1),
+    "context-tensor": (4, 2, 2),
+}
+"""By name: ranks, and how many share a row and a layer."""
+FAST = "context-tensor"
+COMBINED = ["read", "read-grpo", "read-muon", "read-lora", "read-checkpointing"]
+
+
+def alone(what: str, model: Any) -> PyTorchTrainingBackend:
+    return create_pytorch_backend(
+        model,
+        loss_of(what),
+        optimization("muon" if what.endswith("muon") else "adamw"),
+        lora=LoRAConfig(rank=4) if what.endswith("lora") else None,
+        critic=what.endswith("grpo"),
+    )
+
+
+def in_layout(layout: str, what: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    ranks, context, tensor = LAYOUTS[layout]
+    monkeypatch.setenv("ROLLOUTS_TEST_LAYOUT", f"{context} {tensor}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return on_ranks(what, directory, ranks)
+
+
+def wide_model() -> Any:
+    """Four key-value heads, which four ranks divide."""
+    return tiny_model(num_key_value_heads=4)
+
+
+def assert_alike(told: Any, expected: Any, weights: dict[str, torch.Tensor], backend: PyTorchTrainingBackend) -> None:
+    for one, other in zip(told, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-5)
+    for name, value in backend.get_weights().result().items():
+        torch.testing.assert_close(weights[name], value, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "what"),
+    [
+        pytest.param(layout, what, marks=() if (layout, what) == (FAST, "read-grpo") else pytest.mark.slow)
+        for layout in LAYOUTS
+        for what in (COMBINED if "data" not in layout else COMBINED[:2])
+    ],
+)
+def test_ranks_that_share_passes_are_one_device(
+    layout: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wide_model()
+    model.save_pretrained(tmp_path / "model")
+    told, weights = in_layout(layout, what, tmp_path, monkeypatch)
+    backend = alone(what, model)
+    if what.endswith("muon"):  # which orthogonalises in bfloat16, whatever the weights are
+        expected = train(backend, range(STEPS))
+        assert [one["loss"] for one in told] == pytest.approx([one["loss"] for one in expected], rel=1e-2)
+        return
+    expected = train_grpo(backend) if what.endswith("grpo") else train(backend, range(STEPS), tokens_per_pass=1000)
+    assert_alike(told, expected, weights, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "mistral", "olmo2"])
+@pytest.mark.parametrize("layout", ["tensor", "context"])
+def test_every_familys_plan_is_one_device(
+    layout: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Normalised queries, experts, windows."""
+    model = family(name)
+    model.save_pretrained(tmp_path / "model")
+    told, weights = in_layout(layout, "read", tmp_path, monkeypatch)
+    backend = alone("read", model)
+    assert_alike(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saving", "resuming"), [("tensor", "context"), ("context-tensor", "tensor"), ("data-context", "context-tensor")]
+)
+def test_any_layout_takes_up_what_another_left(
+    saving: str, resuming: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wide_model()
+    model.save_pretrained(tmp_path / "model")
+    in_layout(saving, "read-save", tmp_path, monkeypatch)
+    told, weights = in_layout(resuming, "read-resume", tmp_path, monkeypatch)
+    backend = create_pytorch_backend(model, create_cross_entropy_loss(), optimization())
+    assert_alike(told, train(backend, range(STEPS))[2:], weights, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout", "problem"),
+    [
+        ("tiny", "context-tensor", "context 2 x tensor 2 must divide the model's 4 heads and its 2 key-value heads"),
+        ("phi3", "tensor", "qkv_proj of phi3 is cut colwise_gather_output, which is not computed here"),
+        ("gpt2", "tensor", "transformers has no plan to cut gpt2"),
+    ],
+)
+def test_what_can_not_be_shared_is_told(
+    name: str, layout: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tiny_model() if name == "tiny" else family(name)).save_pretrained(tmp_path / "model")
+    ranks, context, tensor = LAYOUTS[layout]
+    monkeypatch.setenv("ROLLOUTS_TEST_LAYOUT", f"{context} {tensor}")
+    done = launched("read", tmp_path, ranks)
+    assert done.returncode != 0
+    assert problem in done.stderr
