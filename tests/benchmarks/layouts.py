@@ -1,8 +1,8 @@
 """Which layouts fit GPUs of 80 GB, by the estimate that `plan --estimate` uses: `python -m tests.benchmarks.layouts`.
 
 SFT with AdamW in bfloat16, activations computed again, passes of 16,384 tokens of which half are learnt. Of every
-number of GPUs the layout whose ranks share least is told, for sharing costs time: `8 x 1 x 2` is 8 groups with passes of their
-own, one stretch of each row, 2 parts of each layer.
+number of GPUs the layout whose ranks share least is told, for sharing costs time: `8 x 1 x 2` is 8 groups with passes
+of their own, one stretch of each row, 2 parts of each layer.
 """
 
 from rollouts_core.config import BackendConfig

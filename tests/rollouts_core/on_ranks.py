@@ -34,6 +34,7 @@ from tests.rollouts_core.models import tiny_model
 from tests.rollouts_core.training.test_packed import sequences
 
 STEPS = 4
+SUMMED = ("policy_loss_sum", "value_loss_sum", "entropy_sum", "kl_sum")
 
 
 def optimization(optimizer: OptimizerName = "adamw") -> Optimization:
@@ -103,8 +104,8 @@ def train_grpo(backend: TrainingBackend) -> list[dict[str, float]]:
         examples = [with_random_streams(example, draw) for example in examples]
         normalizer = float(learnt_tokens(examples))
         futures = [backend.forward_backward(pack_batch(part, normalizer)) for part in (examples[:4], examples[4:])]
-        loss = sum(future.result()["loss_sum"] for future in futures)
-        told.append({"loss": loss, **backend.optim_step().result()})
+        losses = {name: sum(future.result()[name] for future in futures) for name in SUMMED}
+        told.append({"loss": losses["policy_loss_sum"], **losses, **backend.optim_step().result()})
     return told
 
 
