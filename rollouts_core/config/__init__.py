@@ -39,6 +39,7 @@ from rollouts_core.config.training import (
     DPOConfig,
     LoRAConfig,
     Optimizer,
+    ParallelConfig,
     Schedule,
     SFTConfig,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "Overlong",
+    "ParallelConfig",
     "Parquet",
     "Pin",
     "PipelineConfig",

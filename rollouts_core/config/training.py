@@ -108,6 +108,11 @@ class BackendConfig:
         default=False, description="Compile each layer's norms and feed-forward part by torch.compile."
     )
 
+    offload_optimizer: Added[bool] = Field(
+        default=False,
+        description="Keep moments and float32 weights in the host's memory and step there: less GPU memory, more time.",
+    )
+
     @model_validator(mode="after")
     def _ranks_divide(self) -> "BackendConfig":
         together = self.parallel.context * self.parallel.tensor

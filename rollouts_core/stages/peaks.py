@@ -101,7 +101,10 @@ def training_parts(
     """
     ranks, tensor, context = backend.processes, backend.parallel.tensor, backend.parallel.context
     trained, moments = _stepped(backend, optimizer, size)
-    if ranks > 1:
+    away = backend.offload_optimizer and on_gpu
+    if away:
+        weights = size.weights // ranks
+    elif ranks > 1:
         held = size.parameters + (trained if backend.lora else 0)
         weights = held * FLOAT32 // ranks
     else:
@@ -114,8 +117,8 @@ def training_parts(
     return [
         Part("weights", weights, "model"),
         *([Part("a gathered layer", gathered, "backend.parallel")] if ranks > 1 else []),
-        Part("gradients", trained * FLOAT32 // ranks, "backend.lora"),
-        Part("optimizer", moments * FLOAT32 // ranks, "backend.lora"),
+        Part("gradients", trained * (size.bytes_each if away else FLOAT32) // ranks, "backend.lora"),
+        Part("optimizer", 0 if away else moments * FLOAT32 // ranks, "backend.offload_optimizer"),
         Part("a pass", a_pass // context * kept * size.bytes_each + logits, f"{section}.tokens_per_pass"),
     ]
 

@@ -90,7 +90,9 @@ def _backend(
     return create_backend(
         model,
         loss,
-        Optimization(training.learning_rate, optimizer or training.optimizer, decay, norm, rate),
+        Optimization(
+            training.learning_rate, optimizer or training.optimizer, decay, norm, rate, backend.offload_optimizer
+        ),
         ranks,
         origin,
         activation_checkpointing=backend.activation_checkpointing,

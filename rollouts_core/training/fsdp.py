@@ -63,7 +63,9 @@ def create_fsdp_backend(
     Raises `BadInput` as `create_policy` and `Origin.weights` do.
     """
     dtype = next(model.parameters()).dtype
-    policy = create_policy(model, **options).float()
+    policy = create_policy(model, **options)
+    if not optimization.offloaded:
+        policy.float()
     shard(policy, ranks, dtype)
     if origin is not None:
         fill(policy, origin, ranks)

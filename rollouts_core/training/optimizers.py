@@ -85,14 +85,19 @@ def set_rate(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, 
 
 
 class MasterWeights:
-    """What an optimizer steps in: the parameters themselves in float32, their float32 copies otherwise."""
+    """What an optimizer steps in: the parameters themselves in float32, their float32 copies otherwise.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._pairs = {
-            name: (value, value if value.dtype == torch.float32 else value.detach().float().requires_grad_())
-            for name, value in module.named_parameters()
-            if value.requires_grad
-        }
+    `offloaded`: copies in the host's memory, where gradients are added up and the optimizer steps.
+    """
+
+    def __init__(self, module: nn.Module, offloaded: bool = False) -> None:
+        def master(value: torch.Tensor) -> torch.Tensor:
+            if offloaded:
+                return value.detach().to("cpu", torch.float32, copy=True).requires_grad_()
+            return value if value.dtype == torch.float32 else value.detach().float().requires_grad_()
+
+        named = module.named_parameters()
+        self._pairs = {name: (value, master(value)) for name, value in named if value.requires_grad}
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
@@ -102,7 +107,7 @@ class MasterWeights:
         """Add what the parameters' gradients hold to the copies'."""
         for parameter, master in self._copied():
             if parameter.grad is not None:
-                gradient = parameter.grad.float()
+                gradient = parameter.grad.to(master.device, torch.float32)
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
@@ -110,13 +115,13 @@ class MasterWeights:
     def give_back(self) -> None:
         """Round the copies to the parameters."""
         for parameter, master in self._copied():
-            parameter.copy_(master)
+            local(parameter).copy_(local(master))
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take the parameters' values, which have been replaced."""
         for parameter, master in self._copied():
-            master.copy_(parameter)
+            local(master).copy_(local(parameter))
 
     def _copied(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return ((parameter, master) for parameter, master in self._pairs.values() if parameter is not master)

@@ -51,6 +51,8 @@ class Optimization:
     max_grad_norm: float = 1.0
     rate: Rate = lambda step: 1.0
     """The schedule: the factor on the learning rate at each step."""
+    offloaded: bool = False
+    """Whether moments and float32 weights lie in the host's memory, where the optimizer steps."""
 
 
 class PyTorchTrainingBackend:
@@ -64,7 +66,7 @@ class PyTorchTrainingBackend:
         self._dtype = dtype
         self._loss_function = loss_function
         self._optimization = optimization
-        self._masters = MasterWeights(policy)
+        self._masters = MasterWeights(policy, optimization.offloaded)
         self._optimizers = create_optimizers(
             optimization.optimizer, self._masters.named, optimization.learning_rate, optimization.weight_decay
         )

@@ -25,7 +25,8 @@ PLACES = {
     "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
     "ResultsConfig": "results", "TrackingConfig": "tracking",
     "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
-    "LoRAConfig": "backend.lora", "Parquet": "data.prompts", "Arrow": "data.preferences",
+    "LoRAConfig": "backend.lora", "ParallelConfig": "backend.parallel",
+    "Parquet": "data.prompts", "Arrow": "data.preferences",
     "Mixture": "data.demonstrations", "Weighted": "data.demonstrations.sources.0",
     "TokenizationConfig": "data.tokenization", "EnvironmentConfig": "environment",
     **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
@@ -61,7 +62,8 @@ CHANGES: dict[str, Any] = {
     "RLConfig.kl_coef": 0.5, "RLConfig.kl_as": "reward", "RLConfig.kl_estimator": "k2", "RLConfig.entropy_coef": 0.1,
     "RLConfig.tokens_per_pass": 200, "RLConfig.optimizer": "muon", "RLConfig.log_samples": 1,
     "RLConfig.checkpoint_every": 3, "BackendConfig.activation_checkpointing": True,
-    "BackendConfig.compile": True, "BackendConfig.processes": 2,
+    "BackendConfig.compile": True, "BackendConfig.processes": 2, "BackendConfig.offload_optimizer": True,
+    "ParallelConfig.context": 2, "ParallelConfig.tensor": 2,
     "LoRAConfig.rank": 4, "LoRAConfig.alpha": 4.0, "LoRAConfig.targets": ["q_proj"],
     "GRPO.normalize_std": False, "GRPO.aggregation": "sequence", "DAPO.overlong_tokens": 2,
     "Distillation.revision": "v2", "CISPO.weight_low": 0.5, "CISPO.weight_high": 2.0,
@@ -156,6 +158,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["engine"] = {"kind": "sglang"}
         if PLACES[part] == "rl.algorithm":
             data["rl"]["algorithm"] = {"kind": getattr(algorithms, part).kind}
+        if part == "ParallelConfig":
+            data["backend"] = {"processes": 2}
         if part == "LoRAConfig":
             data["backend"] = {"lora": {}}
         if part == "Distillation":

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from rollouts_core.config import BackendConfig, LoRAConfig, PipelineConfig
+from rollouts_core.config import BackendConfig, LoRAConfig, ParallelConfig, PipelineConfig
 from rollouts_core.stages.peaks import parts_of
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.sizes import ModelSize
@@ -39,9 +39,13 @@ def test_what_muon_takes_is_counted_as_it_takes_it() -> None:
     ("backend", "expected"),
     [
         (BackendConfig(), {"weights": 4, "gradients": 4, "optimizer": 8}),
-        (BackendConfig(processes=2), {"weights": 4, "gathered weights": 4, "gradients": 2, "optimizer": 4}),
+        (BackendConfig(processes=2), {"weights": 2, "a gathered layer": 6, "gradients": 2, "optimizer": 4}),
+        (
+            BackendConfig(processes=4, parallel=ParallelConfig(tensor=2)),
+            {"weights": 1, "a gathered layer": 3, "gradients": 1, "optimizer": 2},
+        ),
     ],
-    ids=["one device", "two ranks"],
+    ids=["one device", "two ranks", "two groups of two"],
 )
 def test_what_is_kept_of_each_weight(
     pipeline_config: PipelineConfig, backend: BackendConfig, expected: dict[str, int]

@@ -276,3 +276,24 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
         other.load(tmp_path)
     with pytest.raises(BadInput, match="optimizers"):
         backend(optimizer="muon").load(tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_in_the_hosts_memory_takes_the_same_steps(
+    optimizer: OptimizerName, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """And its checkpoint is taken up by one that is not."""
+    usual, away = (
+        create_pytorch_backend(
+            tiny_model().to(dtype), create_cross_entropy_loss(), Optimization(1e-2, optimizer, offloaded=offloaded)
+        )
+        for offloaded in (False, True)
+    )
+    run(usual, settings(5))
+    run(away, settings(5))
+    away.save(tmp_path).result()
+    again = backend(optimizer=optimizer, dtype=dtype)
+    again.load(tmp_path)
+    for other in (away, again):
+        assert all(torch.equal(value, weights(other)[name]) for name, value in weights(usual).items())
