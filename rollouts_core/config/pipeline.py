@@ -59,6 +59,8 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
         problems.append("results.hub: sft, dpo and rl are all null: there is no policy to push")
     if config.sft is None and isinstance(config.model, ScratchModel):
         problems.append("model.kind: a model from scratch needs sft first; give a pretrained one")
+    if isinstance(config.model, ScratchModel):
+        problems += config.backend.parallel.problems_with(config.model.heads, config.model.kv_heads)
     if config.rl is not None and config.engine.kind == "vllm":
         problems += [
             f"rl.{name}: vllm tells log-probabilities of the tokens that are left, and the trainer's are of all; "

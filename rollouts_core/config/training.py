@@ -87,6 +87,16 @@ class ParallelConfig:
         default=1, ge=1, description="Ranks that share each layer's weights, experts and the vocabulary."
     )
 
+    def problems_with(self, heads: int, key_heads: int) -> list[str]:
+        """Of a model with so many heads."""
+        together = self.context * self.tensor
+        if together == 1 or (heads % together == 0 and key_heads % together == 0):
+            return []
+        return [
+            f"backend.parallel: context {self.context} x tensor {self.tensor} must divide the model's {heads} heads "
+            f"and its {key_heads} key-value heads"
+        ]
+
 
 @part
 class BackendConfig:

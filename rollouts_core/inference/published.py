@@ -29,6 +29,14 @@ def problems_with(name: str) -> list[str]:
     return problems_in(place) if place.is_dir() else []
 
 
+def heads_of(name: str) -> tuple[int, int] | None:
+    """Heads and key-value heads of the model of a name, where it lies here and its config tells them."""
+    file = Path(name) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    heads = config.get("num_attention_heads")
+    return (heads, config.get("num_key_value_heads") or heads) if heads else None
+
+
 def problems_in(directory: Path) -> list[str]:
     """Empty for a model directory that may be trained."""
     config_file = directory / "config.json"

@@ -10,6 +10,7 @@ from rollouts_core.training.algorithms import Recipe, recipe_of
 from rollouts_core.training.configured import Backend, backend_for
 from rollouts_core.training.origins import Origin
 from rollouts_core.training.ranks import Ranks
+from rollouts_core.training.sharding import check_layout
 from rollouts_core.user_code import load_function
 
 
@@ -19,6 +20,7 @@ def stage_backend(work: Work, model: Any, origin: Origin) -> Backend:
     if not ranks:
         return backend_of(work.stage, model)
     ranks = laid_out(ranks, work.stage)
+    check_layout(model, ranks)
     ranks.tell({"do": "build", "stage": stage_to_data(work.stage), "origin": asdict(origin)})
     return backend_of(work.stage, model, ranks, origin)
 

@@ -8,12 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rollouts_core.config import Mixture, PipelineConfig, PretrainedModel, ScratchModel, Source, SourceOrMixture
+from rollouts_core.config import (
+    Mixture,
+    ParallelConfig,
+    PipelineConfig,
+    PretrainedModel,
+    ScratchModel,
+    Source,
+    SourceOrMixture,
+)
 from rollouts_core.config.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.environments.registry import identify_environment
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.published import problems_with
+from rollouts_core.inference.published import heads_of, problems_with
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizeSpec
@@ -193,7 +201,7 @@ def _identify(config: PipelineConfig) -> Externals:
         role: (f"data.{role}", partial(identify_source, source)) for role, source in _sources(config).items()
     }
     if isinstance(config.model, PretrainedModel):
-        looks["model"] = ("model.name", partial(_whole_model, config.model))
+        looks["model"] = ("model.name", partial(_whole_model, config.model, config.backend.parallel))
     if config.rl is not None:
         looks["reward"] = ("rl.reward", partial(identify_reward, config.rl.reward))
         if isinstance(config.rl.algorithm, CustomAlgorithm):
@@ -219,9 +227,12 @@ def _identify(config: PipelineConfig) -> Externals:
     return found
 
 
-def _whole_model(model: PretrainedModel) -> External:
-    """Raises `BadInput` where a model that lies here can't be trained."""
-    if problems := problems_with(model.name):
+def _whole_model(model: PretrainedModel, parallel: ParallelConfig) -> External:
+    """Raises `BadInput` where a model that lies here can't be trained, or not in this layout."""
+    problems = problems_with(model.name)
+    if not problems and (heads := heads_of(model.name)):
+        problems = parallel.problems_with(*heads)
+    if problems:
         raise BadInput(problems)
     return identify_model(model)
 

@@ -21,6 +21,18 @@ def summed(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return result
 
 
+def joined(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """All ranks' parts of the last dimension, which all go on with alike."""
+    result: torch.Tensor = _Joined.apply(part, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def part_of(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's part of the last dimension of what all have."""
+    result: torch.Tensor = _PartOf.apply(value, group)  # type: ignore[no-untyped-call]
+    return result
+
+
 def to_heads(part_NHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """From a part of the tokens with all heads to all tokens with a part of the heads."""
     result: torch.Tensor = _Exchanged.apply(part_NHD, group, True)  # type: ignore[no-untyped-call]
@@ -59,6 +71,38 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return gradient, None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _joined(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return _own_part(gradient, ctx.group), None
+
+
+class _PartOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _own_part(value, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return _joined(gradient, ctx.group), None
+
+
+def _joined(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group)
+    return torch.cat(parts, -1)
+
+
+def _own_part(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    return value.chunk(dist.get_world_size(group), -1)[dist.get_rank(group)].contiguous()
 
 
 class _Exchanged(torch.autograd.Function):

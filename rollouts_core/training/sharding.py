@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from rollouts_core.config import ParallelConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.training.context_parallel import Context
 from rollouts_core.training.lora import drawn_adapters
@@ -22,7 +23,7 @@ from rollouts_core.training.origins import Origin, Readable
 from rollouts_core.training.policy import Layout, Policy
 from rollouts_core.training.ranks import Ranks
 from rollouts_core.training.shard_files import block_of, local, take_from_first
-from rollouts_core.training.tensor_parallel import cut
+from rollouts_core.training.tensor_parallel import cut, problems_with_cut
 from rollouts_core.training.weight_files import stored
 
 
@@ -31,7 +32,7 @@ def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
 
     A policy that has weights gets rank 0's. Raises `BadInput` where its layers or heads can't be cut so.
     """
-    _check_heads(policy.model.config, ranks)
+    check_layout(policy.model, ranks)
     with torch.no_grad():
         for value in policy.parameters():
             if not value.is_meta:
@@ -53,13 +54,17 @@ def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
 
 
-def _check_heads(config: Any, ranks: Ranks) -> None:
-    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if ranks.together > 1 and (heads % ranks.together or keys % ranks.together):
-        raise BadInput(
-            f"backend.parallel: context {ranks.context} x tensor {ranks.tensor} must divide the model's {heads} heads "
-            f"and its {keys} key-value heads"
-        )
+def check_layout(model: Any, ranks: Ranks) -> None:
+    """Raises `BadInput` where the ranks can't share a model's passes as they are to."""
+    config = model.config
+    heads = config.num_attention_heads
+    shared = ParallelConfig(context=ranks.context, tensor=ranks.tensor)
+    problems = shared.problems_with(heads, getattr(config, "num_key_value_heads", None) or heads)
+    if ranks.tensor > 1:
+        cannot = problems_with_cut(model, ranks.tensor)
+        problems += [f"backend.parallel.tensor: {problem}" for problem in cannot]
+    if problems:
+        raise BadInput(problems)
 
 
 def _context(ranks: Ranks) -> Context | None:

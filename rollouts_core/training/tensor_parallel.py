@@ -11,6 +11,8 @@ through as many as on one device.
     rowwise    columns: each rank takes some of its inputs, and outputs are summed
     experts    a rank's experts take the tokens that chose them, and outputs are summed
     head, embeddings    a rank's rows of the vocabulary, where the ranks divide it
+
+Some plans gather a colwise layer's outputs and split a rowwise one's inputs again; what lies between is computed whole.
 """
 
 import re
@@ -27,20 +29,29 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.func import functional_call
 
 from rollouts_core.errors import BadInput
-from rollouts_core.training.collectives import copied, summed
+from rollouts_core.training.collectives import copied, joined, part_of, summed
 
-KNOWN = ("colwise", "rowwise", "replicated_with_grad_allreduce", "moe_tp_experts")
+
+def problems_with_cut(model: Any, ranks: int) -> list[str]:
+    """What keeps a model from being cut over so many ranks; empty for one that can be."""
+    kind, cuts = model.config.model_type, list(_cuts(model))
+    if not cuts:
+        return [f"transformers has no plan to cut {kind}"]
+    unknown = sorted({f"{name.rpartition('.')[2]} is cut {style}" for name, _, style in cuts if style not in _CUTS})
+    sizes = {name: size for name, module, style in cuts if style in _CUTS for size in _cut_sizes(module, style)}
+    uneven = sorted({f"{ranks} ranks do not divide the {size} of {name.rpartition('.')[2]}"
+                     for name, size in sizes.items() if size % ranks})  # fmt: skip
+    return [f"{kind}: {problem}, which is not computed here" for problem in unknown] + uneven
 
 
 def cut(model: Any, mesh: DeviceMesh) -> bool:
     """Cut a model, in place, over the ranks of a mesh of one dimension. Gives whether the vocabulary is cut as well.
 
-    Raises `BadInput` where the family has no plan, or the ranks do not divide what it names.
+    Raises `BadInput` where that can't be done.
     """
-    cuts = list(_cuts(model))
-    if not cuts:
-        raise BadInput(f"backend.parallel.tensor: transformers has no plan to cut {model.config.model_type}")
-    for module, style in cuts:
+    if problems := problems_with_cut(model, mesh.size()):
+        raise BadInput([f"backend.parallel.tensor: {problem}" for problem in problems])
+    for _, module, style in list(_cuts(model)):
         _CUTS[style](module, mesh)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if len(head.weight) % mesh.size():
@@ -62,7 +73,8 @@ def plain(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _cuts(model: Any) -> Iterator[tuple[nn.Module, str]]:
+def _cuts(model: Any) -> Iterator[tuple[str, nn.Module, str]]:
+    """The modules that the plan names, with their names and how they are cut."""
     plan = {_pattern(name, model): style for name, style in (model.config.base_model_tp_plan or {}).items()}
     experts = {pattern.pattern.removesuffix("$") for pattern, style in plan.items() if style == "moe_tp_experts"}
     for pattern, style in plan.items():
@@ -71,10 +83,17 @@ def _cuts(model: Any) -> Iterator[tuple[nn.Module, str]]:
             continue
         for name, module in model.named_modules():
             if pattern.match(name):
-                if style not in KNOWN:
-                    problem = f"{name} of {model.config.model_type} is cut {style}, which is not computed here"
-                    raise BadInput(f"backend.parallel.tensor: {problem}")
-                yield module, style
+                yield name, module, style
+
+
+def _cut_sizes(module: Any, style: str) -> list[int]:
+    """What ranks must divide."""
+    if style == "replicated_with_grad_allreduce":
+        return []
+    if style == "moe_tp_experts":
+        return [module.num_experts]
+    weight = getattr(module, "base_layer", module).weight
+    return [weight.shape[1 if style.startswith("rowwise") else 0]]
 
 
 def _pattern(name: str, model: Any) -> re.Pattern[str]:
@@ -104,6 +123,19 @@ def _rowwise(module: Any, mesh: DeviceMesh) -> None:
     module.forward = partial(_rows, module, mesh.get_group())
 
 
+def _gathered_colwise(module: Any, mesh: DeviceMesh) -> None:
+    """What follows wants all outputs: norms over all heads, or a matrix that several layers' weights are joined in."""
+    _colwise(module, mesh)
+    cut_forward, group = module.forward, mesh.get_group()
+    module.forward = lambda value: joined(cut_forward(value), group)
+
+
+def _split_rowwise(module: Any, mesh: DeviceMesh) -> None:
+    _rowwise(module, mesh)
+    cut_forward, group = module.forward, mesh.get_group()
+    module.forward = lambda value: cut_forward(part_of(value, group))
+
+
 def _replicated(module: Any, mesh: DeviceMesh) -> None:
     """Whole on each rank, and used there for a part."""
     module.forward = partial(_used_for_a_part, module, mesh.get_group())
@@ -125,6 +157,8 @@ def _experts(module: Any, mesh: DeviceMesh) -> None:
 _CUTS: dict[str, Callable[[Any, DeviceMesh], None]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
+    "colwise_gather_output": _gathered_colwise,
+    "rowwise_split_input": _split_rowwise,
     "replicated_with_grad_allreduce": _replicated,
     "moe_tp_experts": _experts,
 }
@@ -132,11 +166,6 @@ _CUTS: dict[str, Callable[[Any, DeviceMesh], None]] = {
 
 def _shard(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> None:
     value = module.get_parameter(name)
-    if value.shape[dim] % mesh.size():
-        raise BadInput(
-            f"backend.parallel.tensor {mesh.size()} does not divide the {value.shape[dim]} of a {name} of "
-            f"{type(module).__name__}"
-        )
     sharded = nn.Parameter(distribute_tensor(value.detach(), mesh, [Shard(dim)]), requires_grad=value.requires_grad)
     module.register_parameter(name, sharded)
 

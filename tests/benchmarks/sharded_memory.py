@@ -8,6 +8,7 @@ gradient; the largest layer is that of embeddings and head.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ SHAPES = {
 }
 VOCABULARY = {"0.5B": 151_936, "tiny": 1000}
 EVERY = 0.01
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+"""Freed memory goes back to the system at once; else glibc keeps some, and what is kept is not what is held."""
 
 
 def main() -> None:
@@ -43,7 +46,7 @@ def main() -> None:
         for ranks in arguments.ranks:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
             command += ["tests.benchmarks.sharded_memory", "--inside", str(directory)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | MALLOC)
             assert done.returncode == 0, done.stderr
             _tell(ranks, directory)
 
@@ -140,7 +143,6 @@ class _Watch:
         finally:
             ended.set()
             looking.join()
-            print(f"{name}: {self.peaks[name] / GIB:.2f}, now {(_anonymous() - self._base) / GIB:.2f}", file=sys.stderr)
 
     def _look(self, name: str, ended: threading.Event) -> None:
         while True:

@@ -80,6 +80,35 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("context", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+def test_a_group_that_lost_a_rank_ends_with_the_same_bits(
+    context: int,
+    tensor: int,
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    command_environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """SFT by ranks that share passes or do not; the last rank is killed behind a checkpoint."""
+    processes = max(2, context * tensor)
+    backend = {"processes": processes, "parallel": {"context": context, "tensor": tensor}}
+    model = {"hidden_size": 32, "heads": 4, "kv_heads": 4}
+    config = config_file(model=model, backend=backend, sft={"steps": 80, "log_every": 1}, rl=None)
+    done = rollouts("run", config, "--json", "--store", tmp_path / "whole")
+    assert done.status == 0, done.err
+    first = Path(done.json()["report"]).parent / "policy" / "model.safetensors"
+    run = begin_run(config, command_environment, tmp_path)
+    job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
+    wait_for(lambda: list((tmp_path / ".rollouts" / "work").glob("sft-*/checkpoints/step-*")))
+    os.kill(ranks_of(job)[processes - 1], signal.SIGKILL)
+    assert run.wait(COMMAND_DEADLINE) == 0, (tmp_path / "run.log").read_text()
+    assert "resuming after step" in (job / "log").read_text()
+    (second,) = set((tmp_path / "outputs").glob("*/policy/model.safetensors")) - {first}
+    found = load_file(second)
+    assert all(found[name].equal(value) for name, value in load_file(first).items())
+
+
+@pytest.mark.slow
 def test_a_rank_without_memory_is_named_and_the_run_ends(
     config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
