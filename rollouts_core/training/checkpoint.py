@@ -235,7 +235,8 @@ def _check_same(
     if names != (mine := [type(optimizer).__name__ for optimizer in optimizers]):
         problems = [f"its optimizers are {', '.join(names)}, and these are {', '.join(mine)}"]
     if problems:
-        raise BadInput([f"the checkpoint {directory} is of another model: {problem}" for problem in problems[:5]])
+        told = f"the checkpoint {directory} is of another model, or a file of it is missing"
+        raise BadInput([f"{told}: {problem}" for problem in problems[:5]])
 
 
 def _rng() -> dict[str, torch.Tensor]:

@@ -15,20 +15,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from rollouts_core.errors import BadInput
 from rollouts_core.training.backend import TrainFuture
 from rollouts_core.training.tensor_file import write_tensors
-from rollouts_core.training.weight_files import Block, Piece, StoredWeight, shape_in
+from rollouts_core.training.weight_files import Block, Piece, StoredWeight, opened, shape_in
 
 BLOCKS = "DCP_SHARDING_INFO"
+MEND = "remove this checkpoint's directory, and training resumes from the one before it"
 
 
 class Shard(NamedTuple):
@@ -93,21 +95,27 @@ def save_shards(
 
 
 def stored_state(directory: Path) -> dict[str, tuple[tuple[int, ...], StoredWeight]]:
-    """Whole shape and blocks of every tensor in a directory's files."""
+    """Whole shape and blocks of every tensor in a directory's files.
+
+    Raises `BadInput` where a file is damaged, or one with a part of a tensor is missing.
+    """
     pieces: dict[str, list[tuple[Piece, object]]] = defaultdict(list)
     for path in sorted(directory.glob("*.safetensors")):
-        file = safe_open(path, "pt")
-        blocks = json.loads((file.metadata() or {}).get(BLOCKS, "{}"))  # type: ignore[no-untyped-call]
-        for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
+        file = opened(path)
+        blocks = json.loads((file.metadata() or {}).get(BLOCKS, "{}"))
+        for name in file.keys():  # noqa: SIM118
             shape = shape_in(file, name)
             starts = blocks[name]["saved_offsets"] if name in blocks else [0] * len(shape)
             block = tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
             pieces[name].append((Piece(name, shape, block, tuple(range(len(shape)))), file))
-    return {
-        name: (tuple(max(ends) for ends in zip(*([side.stop for side in p.block] for p, _ in of), strict=True)),
-               StoredWeight(of))
-        for name, of in pieces.items()
-    }  # fmt: skip
+    found = {}
+    for name, of in pieces.items():
+        blocks_there = {tuple((side.start, side.stop) for side in piece.block) for piece, _ in of}
+        shape = tuple(max(ends) for ends in zip(*([stop for _, stop in block] for block in blocks_there), strict=True))
+        if sum(prod(stop - start for start, stop in block) for block in blocks_there) < prod(shape):
+            raise BadInput(f"{directory}: a file with a part of {name} is missing; {MEND}")
+        found[name] = shape, StoredWeight(of)
+    return found
 
 
 def _write_own(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollouts_core.errors import BadInput
@@ -200,6 +200,14 @@ def _piece(name: str, view: torch.Tensor, weight: torch.Tensor) -> Piece:
     return Piece(name, tuple(view.shape), block, tuple(dims))
 
 
+def opened(path: Path) -> Any:
+    """A safetensors file. Raises `BadInput` where it is damaged."""
+    try:
+        return safe_open(path, "pt")
+    except SafetensorError as error:
+        raise BadInput(f"{path} is cut off or damaged: {error}") from None
+
+
 def shape_in(file: Any, name: str) -> tuple[int, ...]:
     """Of a tensor in an open file."""
     return tuple(file.get_slice(name).get_shape())
@@ -209,7 +217,7 @@ def _files(directory: Path) -> dict[str, Any]:
     """The open file of each tensor in the directory. Raises `NotBlocks` where there is none."""
     found: dict[str, Any] = {}
     for path in sorted(directory.glob("*.safetensors")):
-        file = safe_open(path, "pt")
+        file = opened(path)
         found |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
     if not found:
         raise NotBlocks(f"{directory} holds no safetensors")

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollouts_core.config import LoRAConfig, ScratchModel
+from rollouts_core.errors import BadInput
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.models import create_model
 from rollouts_core.training.objectives import create_cross_entropy_loss
@@ -128,6 +129,26 @@ def test_one_device_takes_up_what_ranks_left(what: str, tmp_path: Path) -> None:
     weights = resumed.get_weights().result()
     assert_same(train(resumed, range(2, STEPS)), expected, weights, straight)
     assert {path.suffix for path in (tmp_path / "checkpoint").rglob("*.*")} == {".safetensors", ".json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("cut", "is cut off or damaged"),
+        ("first gone", "a file with a part of .* is missing; remove this checkpoint's directory"),
+        ("last gone", "is of another model, or a file of it is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_told(damage: str, problem: str, tmp_path: Path) -> None:
+    on_ranks("save", tmp_path)
+    first, last = sorted((tmp_path / "checkpoint" / "state").iterdir())
+    if damage == "cut":
+        first.write_bytes(first.read_bytes()[:-100])
+    else:
+        (first if damage == "first gone" else last).unlink()
+    with pytest.raises(BadInput, match=problem):
+        alone().load(tmp_path / "checkpoint")
 
 
 @pytest.mark.slow
