@@ -218,7 +218,7 @@ def _files(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(directory.glob("*.safetensors")):
         file = opened(path)
-        found |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
+        found |= dict.fromkeys(file.keys(), file)
     if not found:
         raise NotBlocks(f"{directory} holds no safetensors")
     return found

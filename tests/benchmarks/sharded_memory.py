@@ -100,9 +100,9 @@ def _rank(directory: Path) -> None:
         leave_ranks()
         return
     with watch.phase("step"):
-        for step in range(3):
+        for step in range(2):
             for number in range(ranks.size):
-                backend.forward_backward(pack_batch(sequences([30], seed=step * 100 + number), 30.0))
+                backend.forward_backward(pack_batch(sequences([16], seed=step * 100 + number), 16.0))
             backend.optim_step().result()
     with watch.phase("checkpoint"), Checkpoints(directory / "checkpoints") as checkpoints:
         checkpoints.begin(1, backend.save)
