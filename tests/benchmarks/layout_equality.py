@@ -1,4 +1,4 @@
-"""How far ranks that share passes are from one device: `python -m tests.benchmarks.layout_equality`.
+"""How far ranks that share passes are from one device: `python -m tests.benchmarks.layout_equality [LAYOUT ...]`.
 
 Real gloo ranks, started by torchrun, take four steps of a tiny model in float32, by each layout and what may be
 combined with it. The largest relative difference of losses (of RL: policy, value, entropy and KL terms), of gradients'
@@ -6,6 +6,7 @@ norms, and the largest difference of a weight, beside one device's.
 """
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from tests.rollouts_core.training.test_layouts import COMBINED, LAYOUTS, alone, 
 
 def main() -> None:
     print(f"{'layout':<16}{'what':<20}{'losses':>10}{'norms':>10}{'weights':>10}")
-    for layout, (ranks, context, tensor) in LAYOUTS.items():
+    for layout in sys.argv[1:] or LAYOUTS:
+        ranks, context, tensor = LAYOUTS[layout]
         os.environ |= {"ROLLOUTS_TEST_LAYOUT": f"{context} {tensor}", "OMP_NUM_THREADS": "1"}
         for what in COMBINED:
             with tempfile.TemporaryDirectory() as directory:
