@@ -160,6 +160,7 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["rl"]["algorithm"] = {"kind": getattr(algorithms, part).kind}
         if part == "ParallelConfig":
             data["backend"] = {"processes": 2}
+            data["model"] |= {"hidden_size": 32, "heads": 4, "kv_heads": 4}
         if part == "LoRAConfig":
             data["backend"] = {"lora": {}}
         if part == "Distillation":

@@ -36,15 +36,18 @@ def ranks_of(job: Path) -> dict[int, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shared", ["", "context", "tensor"])
 def test_two_ranks_learn_what_one_device_learns(
-    rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
+    shared: str, rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """SFT, then two RL segments with the embedded engine on rank 0."""
+    """SFT, then two RL segments with the embedded engine on rank 0, a critic, and a reference that ranks share."""
     metrics = {}
     for processes in (1, 2):
         store = tmp_path / f"store-{processes}"
         ppo = {"algorithm": {"kind": "ppo"}, "kl_coef": 0.1}
-        config = config_file(backend={"processes": processes}, sft={"steps": 20}, rl=ppo)
+        backend = {"processes": processes, "parallel": {shared: 2} if shared and processes == 2 else {}}
+        model = {"hidden_size": 32, "heads": 4, "kv_heads": 4}
+        config = config_file(model=model, backend=backend, sft={"steps": 20}, rl=ppo)
         done = rollouts("run", config, "--json", "--store", store)
         assert done.status == 0, done.err
         results = Path(done.json()["report"]).parent

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from rollouts_core.config import BackendConfig, LoRAConfig, ParallelConfig, PipelineConfig
+from rollouts_core.config import BackendConfig, LoRAConfig, ParallelConfig, PipelineConfig, ScratchModel
 from rollouts_core.stages.peaks import parts_of
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.sizes import ModelSize
@@ -50,7 +50,9 @@ def test_what_muon_takes_is_counted_as_it_takes_it() -> None:
 def test_what_is_kept_of_each_weight(
     pipeline_config: PipelineConfig, backend: BackendConfig, expected: dict[str, int]
 ) -> None:
-    parts = counted(replace(pipeline_config, backend=backend), SIZE)
+    assert isinstance(pipeline_config.model, ScratchModel)
+    wide = replace(pipeline_config.model, hidden_size=32, heads=4, kv_heads=4)
+    parts = counted(replace(pipeline_config, model=wide, backend=backend), SIZE)
     assert {name: parts[name] for name in expected} == {name: 1000 * each for name, each in expected.items()}
 
 

@@ -22,6 +22,7 @@ from tests.rollouts_core.on_ranks import STEPS, optimization, train
 from tests.rollouts_core.training.test_packed import sequences
 
 SECONDS = 120
+SLOW = pytest.mark.slow
 
 
 def on_ranks(what: str, directory: Path, processes: int = 2) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -48,7 +49,8 @@ def assert_same(told: Any, expected: Any, weights: dict[str, torch.Tensor], back
         torch.testing.assert_close(weights[name], value, atol=1e-4, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("what", ["train", pytest.param("checkpointing", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["train", "checkpointing"])
 def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     """The gradients' norm is compared before clipping, the weights after four steps."""
     told, weights = on_ranks(what, tmp_path)
@@ -56,7 +58,7 @@ def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
 
 
-@pytest.mark.parametrize("how", ["read", pytest.param("read-by_first", marks=pytest.mark.slow), "read-lora"])
+@pytest.mark.parametrize("how", ["read-lora", *(pytest.param(how, marks=SLOW) for how in ("read", "read-by_first"))])
 def test_each_rank_reads_its_part_of_the_files(how: str, tmp_path: Path) -> None:
     """Of two files, with tied embeddings."""
     model = tiny_model(tie_word_embeddings=True)
@@ -68,6 +70,7 @@ def test_each_rank_reads_its_part_of_the_files(how: str, tmp_path: Path) -> None
     assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
 
 
+@pytest.mark.slow
 def test_weights_from_scratch_are_those_of_one_device(tmp_path: Path) -> None:
     made = ScratchModel(hidden_size=32, intermediate_size=64, kv_heads=2)
     model = create_model(made, character_tokenizer("abcdefghijklmnopqrstuvwxyz"), CONTEXT, 5, "cpu")
