@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from rollouts_core.config import LoRAConfig, ScratchModel
 from rollouts_core.errors import BadInput
@@ -17,6 +19,7 @@ from rollouts_core.training.models import create_model
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.optimizers import OptimizerName
 from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.shard_files import stored_state
 from tests.rollouts_core.models import CONTEXT, character_tokenizer, tiny_model
 from tests.rollouts_core.on_ranks import STEPS, optimization, train
 from tests.rollouts_core.training.test_packed import sequences
@@ -132,6 +135,18 @@ def test_one_device_takes_up_what_ranks_left(what: str, tmp_path: Path) -> None:
     weights = resumed.get_weights().result()
     assert_same(train(resumed, range(2, STEPS)), expected, weights, straight)
     assert {path.suffix for path in (tmp_path / "checkpoint").rglob("*.*")} == {".safetensors", ".json"}
+
+
+@pytest.mark.slow
+def test_torch_reads_what_ranks_left(tmp_path: Path) -> None:
+    """By torch.distributed.checkpoint, whose format it is."""
+    on_ranks("save", tmp_path)
+    state = tmp_path / "checkpoint" / "state"
+    kept = stored_state(state)
+    read = {name: torch.zeros(shape) for name, (shape, _) in kept.items()}
+    load(read, storage_reader=HuggingFaceStorageReader(str(state)), no_dist=True)
+    for name, (shape, stored) in kept.items():
+        assert torch.equal(read[name], stored[tuple(slice(0, size) for size in shape)])
 
 
 @pytest.mark.slow
