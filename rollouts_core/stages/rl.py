@@ -188,10 +188,11 @@ def reference_for(work: Work, spec: RLSpec, tokenizer: Any, backend: Backend) ->
         return None
     if teacher is not None and is_url(teacher.location):
         return reference_server(teacher.location)
-    origin = beginning_origin(work, spec, tokenizer)
     if teacher is not None:
         origin = origin_in(teacher.location, spec.dtype, teacher.identity.get("commit"))
         check_teacher(origin.config["vocab_size"], tokenizer)
+    else:
+        origin = beginning_origin(work, spec, tokenizer)
     if isinstance(backend, FSDPTrainingBackend):
         return reference_backend(backend.referring_to(origin, spec.training.temperature))
     policy = Policy(origin.whole(work.device).requires_grad_(False), spec.training.temperature, entropy=False).eval()
