@@ -5,6 +5,7 @@ before is done.
 """
 
 import torch
+from torch import nn
 
 
 def to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -12,3 +13,11 @@ def to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu" or value.device == device:
         return value.to(device)
     return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+
+
+def allocate(module: nn.Module, device: torch.device | str) -> None:
+    """Give a module without weights memory for them, with whatever is in it; buffers keep their values."""
+    buffers = {name: value.to(device) for name, value in module.named_buffers()}
+    module.to_empty(device=device)
+    for name, value in module.named_buffers():
+        value.copy_(buffers[name])

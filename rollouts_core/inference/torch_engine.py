@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM
 
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.cache_rows import CacheRows
-from rollouts_core.inference.devices import to_device
+from rollouts_core.inference.devices import allocate, to_device
 from rollouts_core.inference.engine import (
     Completion,
     FinishReason,
@@ -316,10 +316,8 @@ def copy_of(model: Any, device: str = "cpu") -> Any:
     own = copy.deepcopy(model).requires_grad_(False)
     if not any(value.is_meta for value in own.parameters()):
         return own
-    buffers = {name: value.to(device) for name, value in own.named_buffers()}
-    own.to_empty(device=device).tie_weights()
-    for name, value in own.named_buffers():
-        value.copy_(buffers[name])
+    allocate(own, device)
+    own.tie_weights()
     return own
 
 

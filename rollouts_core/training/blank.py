@@ -32,11 +32,6 @@ def blank_model(config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def is_blank(model: Any) -> bool:
-    """Whether the model has no weights yet."""
-    return any(value.is_meta for value in model.parameters())
-
-
 def drawn_weights(config: Any, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """The initial weights by name, one at a time; the same bits as `create_model` gives a whole model.
 

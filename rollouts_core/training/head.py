@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 
 from rollouts_core.errors import BadInput
 from rollouts_core.training.backend import TokenScores
+from rollouts_core.training.shard_files import local
 
 CHUNK_ELEMENTS = 2**26
 """Logits that exist at once: 256 MiB of them in float32."""
@@ -35,9 +35,8 @@ class Head(NamedTuple):
 
     def of_rank(self) -> "Head":
         """What this rank has of a head that ranks share."""
-        weight, bias = (part.to_local() if isinstance(part, DTensor) else part for part in self[:2])
-        assert weight is not None, "a head has a weight"
-        return self._replace(weight_VE=weight, bias_V=bias)
+        bias = None if self.bias_V is None else local(self.bias_V)
+        return self._replace(weight_VE=local(self.weight_VE), bias_V=bias)
 
 
 def head_scores(

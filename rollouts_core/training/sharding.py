@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rollouts_core.config import ParallelConfig
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.devices import allocate
 from rollouts_core.training.context_parallel import Context
 from rollouts_core.training.lora import drawn_adapters
 from rollouts_core.training.models import DTYPES
@@ -93,7 +94,7 @@ def sharded_policy(origin: Origin, temperature: float, ranks: Ranks) -> Policy:
 @torch.no_grad()
 def fill(policy: Policy, origin: Origin, ranks: Ranks) -> None:
     """Give a blank policy, cut over the ranks, its first weights: the origin's, adapters' and the critic's."""
-    _allocate(policy, ranks.device)
+    allocate(policy, ranks.device)
     own = stored(policy.model) | dict(policy.model.named_parameters())
     dtype = DTYPES[origin.dtype]
     everywhere, weights = origin.weights()
@@ -106,14 +107,6 @@ def fill(policy: Policy, origin: Origin, ranks: Ranks) -> None:
         _take(own[name], adapter, dtype)
     for value in policy.value_head.parameters() if policy.value_head is not None else ():
         value.zero_()
-
-
-def _allocate(policy: Policy, device: torch.device) -> None:
-    """Real shards, with whatever is in their memory; buffers keep their values."""
-    buffers = {name: value.to(device) for name, value in policy.named_buffers()}
-    policy.to_empty(device=device)
-    for name, value in policy.named_buffers():
-        value.copy_(buffers[name])
 
 
 def _take(own: torch.Tensor, weight: Readable, dtype: torch.dtype) -> None:

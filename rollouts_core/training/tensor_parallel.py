@@ -25,11 +25,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.func import functional_call
 
 from rollouts_core.errors import BadInput
 from rollouts_core.training.collectives import copied, joined, part_of, summed
+from rollouts_core.training.shard_files import local
 
 
 def problems_with_cut(model: Any, ranks: int) -> list[str]:
@@ -66,11 +67,6 @@ def cut(model: Any, mesh: DeviceMesh) -> bool:
         _shard(embeddings, "weight", 0, mesh)
     embeddings.forward = partial(_embedded, embeddings, mesh.get_group())
     return True
-
-
-def plain(value: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a weight that is in use."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _cuts(model: Any) -> Iterator[tuple[str, nn.Module, str]]:
@@ -171,17 +167,17 @@ def _shard(module: nn.Module, name: str, dim: int, mesh: DeviceMesh) -> None:
 
 
 def _columns(module: Any, group: dist.ProcessGroup, value: torch.Tensor) -> torch.Tensor:
-    bias = None if module.bias is None else plain(module.bias)
-    return F.linear(copied(value, group), plain(module.weight), bias)
+    bias = None if module.bias is None else local(module.bias)
+    return F.linear(copied(value, group), local(module.weight), bias)
 
 
 def _rows(module: Any, group: dist.ProcessGroup, value: torch.Tensor) -> torch.Tensor:
-    found = summed(F.linear(value, plain(module.weight)), group)
+    found = summed(F.linear(value, local(module.weight)), group)
     return found if module.bias is None else found + module.bias
 
 
 def _embedded(module: Any, group: dist.ProcessGroup, tokens: torch.Tensor) -> torch.Tensor:
-    weight = plain(module.weight)
+    weight = local(module.weight)
     first = dist.get_rank(group) * len(weight)
     places = tokens - first
     own = (places >= 0) & (places < len(weight))
@@ -210,7 +206,7 @@ def _some_experts(
     token_P, place_P = ((chosen_NK >= first) & (chosen_NK < first + own)).nonzero(as_tuple=True)
     expert_P1 = (chosen_NK[token_P, place_P] - first)[:, None]
     rows = hidden_NE[token_P], expert_P1, weights_NK[token_P, place_P][:, None]
-    found_PE = _own_forward(module, {name: plain(value) for name, value in module.named_parameters()}, *rows)
+    found_PE = _own_forward(module, {name: local(value) for name, value in module.named_parameters()}, *rows)
     return summed(torch.zeros_like(hidden_NE).index_add(0, token_P, found_PE), group)
 
 

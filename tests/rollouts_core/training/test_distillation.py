@@ -1,6 +1,8 @@
 """On-policy distillation: its gradient, its teachers, and that the policy comes to say what the teacher says."""
 
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from rollouts_core.config import RLConfig
 from rollouts_core.config.algorithms import Distillation
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput, EngineUnavailable
+from rollouts_core.stages.rl import reference_for
+from rollouts_core.store.identity import External
 from rollouts_core.training import reference as reference_module
 from rollouts_core.training.algorithms import Outcome, recipe_of
 from rollouts_core.training.models import check_teacher
@@ -50,6 +54,16 @@ def test_a_teacher_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(reference_module, "TRIES", 1)
     with pytest.raises(EngineUnavailable, match="/v1/models"):
         reference_server(f"http://127.0.0.1:{free_port()}")([Example(np.arange(3), np.ones(3, np.int8))], [])
+
+
+def test_a_teacher_is_all_that_is_read_behind_sft(tmp_path: Path) -> None:
+    """The stage then names neither a model nor the policy that RL began with."""
+    tiny_model().save_pretrained(tmp_path)
+    work: Any = SimpleNamespace(
+        stage=SimpleNamespace(external={"teacher": External({}, str(tmp_path))}), inputs={}, device="cpu"
+    )
+    spec: Any = SimpleNamespace(dtype="float32", model=None, training=SimpleNamespace(kl_coef=0.0, temperature=1.0))
+    assert reference_for(work, spec, character_tokenizer(), None) is not None  # type: ignore[arg-type]
 
 
 def test_a_teacher_of_another_vocabulary_is_refused() -> None:
