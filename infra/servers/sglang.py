@@ -34,6 +34,8 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
             "--mem-fraction-static", "0.1", "--max-total-tokens", str(CPU_TOKENS),
         ]  # fmt: skip
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    if config.replay_experts:
+        command += ["--enable-return-routed-experts"]
     return {
         "command": [*command, *config.arguments],
         "environment": environment,

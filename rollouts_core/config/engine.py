@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rollouts_core.config.schema import Operational, or_raise, part
+from rollouts_core.config.schema import Added, Operational, or_raise, part
 
 
 @part
@@ -25,6 +25,9 @@ class EngineConfig:
     weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
         default="disk", description="How new weights reach SGLang: files in memory, shared tensors, or NCCL."
     )
+    replay_experts: Added[bool] = Field(
+        default=False, description="Train each token through the experts that the engine chose for it; of mixtures."
+    )
     python: Operational[str | None] = Field(
         default=None, description="An interpreter with the server's package, where it runs; null: one is built."
     )
@@ -44,4 +47,6 @@ class EngineConfig:
             problems.append(f"cache_gib is of the embedded engine, and the engine is {self.kind}")
         if self.kind == "vllm" and self.weight_sync != "disk":
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
+        if self.kind == "vllm" and self.replay_experts:
+            problems.append("replay_experts: vllm is not asked which experts it chose; use sglang or embedded")
         return or_raise(self, problems)

@@ -60,7 +60,11 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
     if config.sft is None and isinstance(config.model, ScratchModel):
         problems.append("model.kind: a model from scratch needs sft first; give a pretrained one")
     if isinstance(config.model, ScratchModel):
-        problems += config.backend.parallel.problems_with(config.model.heads, config.model.kv_heads)
+        problems += config.backend.parallel.problems_with(config.model.heads, config.model.kv_heads, experts=0)
+        if config.backend.balance_experts:
+            problems.append("backend.balance_experts: a model from scratch has no experts")
+        if config.engine.replay_experts:
+            problems.append("engine.replay_experts: a model from scratch has no experts")
     if config.rl is not None and config.engine.kind == "vllm":
         problems += [
             f"rl.{name}: vllm tells log-probabilities of the tokens that are left, and the trainer's are of all; "

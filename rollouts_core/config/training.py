@@ -86,16 +86,26 @@ class ParallelConfig:
     tensor: Operational[int] = Field(
         default=1, ge=1, description="Ranks that share each layer's weights, experts and the vocabulary."
     )
+    expert: Operational[int] = Field(
+        default=1, ge=1, description="Ranks that share a mixture's experts, each with other tokens."
+    )
 
-    def problems_with(self, heads: int, key_heads: int) -> list[str]:
-        """Of a model with so many heads."""
-        together = self.context * self.tensor
-        if together == 1 or (heads % together == 0 and key_heads % together == 0):
-            return []
-        return [
-            f"backend.parallel: context {self.context} x tensor {self.tensor} must divide the model's {heads} heads "
-            f"and its {key_heads} key-value heads"
-        ]
+    def problems_with(self, heads: int, key_heads: int, experts: int | None = None) -> list[str]:
+        """Of a model with so many heads, and so many experts in a layer where that is known."""
+        together, holders, problems = self.context * self.tensor, self.expert * self.tensor, []
+        if heads % together or key_heads % together:
+            problems.append(
+                f"backend.parallel: context {self.context} x tensor {self.tensor} must divide the model's "
+                f"{heads} heads and its {key_heads} key-value heads"
+            )
+        if self.expert > 1 and experts == 0:
+            problems.append(f"backend.parallel.expert: {self.expert} ranks can't share experts: the model has none")
+        elif experts and experts % holders:
+            problems.append(
+                f"backend.parallel: expert {self.expert} x tensor {self.tensor} must divide the model's {experts} "
+                "experts"
+            )
+        return problems
 
 
 @part
@@ -118,6 +128,10 @@ class BackendConfig:
         default=False, description="Compile each layer's norms and feed-forward part by torch.compile."
     )
 
+    balance_experts: Added[bool] = Field(
+        default=False,
+        description="Keep a mixture's experts evenly used, as its family was trained: an auxiliary loss, or a bias.",
+    )
     offload_optimizer: Added[bool] = Field(
         default=False,
         description="Keep moments and float32 weights in the host's memory and step there: less GPU memory, more time.",
@@ -126,8 +140,15 @@ class BackendConfig:
     @model_validator(mode="after")
     def _ranks_divide(self) -> "BackendConfig":
         together = self.parallel.context * self.parallel.tensor
-        problem = (
-            f"processes {self.processes} is not a multiple of the {together} ranks that share each pass "
-            "(parallel.context x parallel.tensor)"
-        )
-        return or_raise(self, [problem] if self.processes % together else [])
+        problems = []
+        if self.processes % together:
+            problems.append(
+                f"processes {self.processes} is not a multiple of the {together} ranks that share each pass "
+                "(parallel.context x parallel.tensor)"
+            )
+        elif self.processes // self.parallel.tensor % self.parallel.expert:
+            problems.append(
+                f"parallel.expert {self.parallel.expert} does not divide the {self.processes // self.parallel.tensor} "
+                "ranks with other tokens (processes / parallel.tensor)"
+            )
+        return or_raise(self, problems)

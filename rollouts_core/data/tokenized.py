@@ -60,6 +60,8 @@ class Example:
     """How many first tokens others of the batch may begin with, too."""
     streams: Mapping[str, Floats] = field(default_factory=dict)
     """Numbers for each learnt token, by the names of `TrainBatch`'s fields without their legend."""
+    experts: npt.NDArray[np.uint8] | None = None
+    """What each token's experts are to be, a row for each (`inference.routing`)."""
 
 
 def write_table(table: pa.Table, path: Path) -> None:

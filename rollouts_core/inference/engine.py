@@ -7,15 +7,20 @@ answers are still wanted is the rollout manager's; between them there is a reque
 A caller that stops waiting has aborted its request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rollouts_core.errors import ContextOverflow, OutsideVocabulary, WeightMismatch
+from rollouts_core.inference.routing import continued
 
 if TYPE_CHECKING:
     import torch
+
+    from rollouts_core.inference.routing import Routers
+
+    Weights = Mapping[str, torch.Tensor]
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -72,6 +77,9 @@ class Completion:
     weight_versions: tuple[int, ...]
     """Per token, the version of the weights that made it."""
     finish_reason: FinishReason
+    experts: str = ""
+    """Which experts each token of prompt and answer went through, all but the last (`inference.routing`, rows in
+    base64); empty where the engine does not tell."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,11 @@ class ModelLimits:
     """The context: prompt and answer together."""
     vocab_size: int
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the model's weights, by name."""
+    """Of the model's weights, by name: for servers the files' names, otherwise the model's."""
+    renamed: "Callable[[Weights], Weights]" = lambda weights: weights
+    """From the model's names to those."""
+    routers: "Routers | None" = None
+    """Of a mixture whose servers tell which experts tokens went through."""
 
 
 class InferenceEngine(Protocol):
@@ -139,6 +151,7 @@ def joined(before: Completion | None, after: Completion) -> Completion:
         tokens=before.tokens + after.tokens,
         log_probs=before.log_probs + after.log_probs,
         weight_versions=before.weight_versions + after.weight_versions,
+        experts=continued(before.experts, after.experts) if after.experts else "",
     )
 
 

@@ -15,6 +15,8 @@ LENGTH_BYTES = 8
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 
 
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""In config.json, by family."""
 GGUF = (
     "is quantised for inference (GGUF) and can't be trained; give the model it was made from, or make a model "
     "directory of it with rollouts_core.training.gguf.unpack_gguf"
@@ -35,6 +37,15 @@ def heads_of(name: str) -> tuple[int, int] | None:
     config = json.loads(file.read_text()) if file.is_file() else {}
     heads = config.get("num_attention_heads")
     return (heads, config.get("num_key_value_heads") or heads) if heads else None
+
+
+def experts_of(name: str) -> int | None:
+    """Experts of a layer of the model of a name, 0 where it is no mixture; None where that is not known here."""
+    file = Path(name) / "config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text())
+    return next((int(config[field]) for field in EXPERTS if config.get(field)), 0)
 
 
 def problems_in(directory: Path) -> list[str]:

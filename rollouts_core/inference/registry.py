@@ -14,9 +14,10 @@ from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import InferenceEngine, ModelLimits
+from rollouts_core.inference.file_names import file_shapes, named_as_in_files
 from rollouts_core.inference.replicas import Fleet, SupervisedServers
+from rollouts_core.inference.routing import routers_of
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
-from rollouts_core.inference.weights import shapes_of
 
 
 def engine_for(
@@ -36,35 +37,28 @@ def engine_for(
 
 
 def server_engine(config: EngineConfig, fleet: Fleet, model: Any, max_length: int, memory: Path) -> InferenceEngine:
-    """Over servers that are there. `memory`: a directory for weights on their way.
+    """Over servers that are there, which know weights by the names of a model's files. `memory`: a directory for
+    weights on their way.
 
-    Raises `BadInput` for a model whose weights have other names than in its files.
+    Raises `BadInput` where the config replays experts and the model's are not known.
     """
-    _check_names(model, config.kind)
-    limits = ModelLimits(max_length, model.config.vocab_size, shapes_of(dict(model.named_parameters())))
+    shapes = {name: shape for name, (_, shape) in file_shapes(model).items()}
+    routers = routers_of(model) if config.replay_experts else None
+    if config.replay_experts and routers is None:
+        raise BadInput(f"engine.replay_experts: {model.config.model_type} has no experts whose routers are known")
+    limits = ModelLimits(max_length, model.config.vocab_size, shapes, named_as_in_files(model), routers)
     remote: InferenceEngine = import_module(f"rollouts_core.inference.{config.kind}").create(
         config, fleet, limits, memory
     )
     return remote
 
 
-def _check_names(model: Any, kind: str) -> None:
-    """Raises `BadInput` where transformers joins weights that lie apart in the files: servers know them by the files'
-    names, and would go on with their old experts."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    own = dict(model.named_parameters())
-    if revert_weight_conversion(model, own).keys() != own.keys():
-        raise BadInput(
-            f"engine.kind {kind}: the weights of {model.config.model_type} have other names here than in its files, "
-            "and new weights can't be given to servers yet; use the embedded engine"
-        )
-
-
 def embedded_engine(config: EngineConfig, model: Any, tokenizer: Any, max_length: int) -> EmbeddedEngine:
     """Over a model that is the engine's own from here on."""
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return EmbeddedEngine(TorchEngine(model, max_length, config.max_running_requests, config.cache_gib, decode))
+    return EmbeddedEngine(
+        TorchEngine(model, max_length, config.max_running_requests, config.cache_gib, decode, config.replay_experts)
+    )
 
 
 def shares_device(config: EngineConfig, servers: Path | None) -> bool:

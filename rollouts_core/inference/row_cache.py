@@ -19,7 +19,9 @@ from rollouts_core.errors import BadInput
 from rollouts_core.inference.attention import Scores, attend, use_attention
 from rollouts_core.inference.cache_rows import CacheRows, LayerShape
 from rollouts_core.inference.devices import to_device
+from rollouts_core.inference.routing import Routing, routers_of
 from rollouts_core.inference.tiles import TILE, round_up
+from rollouts_core.inference.weights import stored
 
 NAME = "rollouts_cached"
 
@@ -33,7 +35,8 @@ class CachedDecoder:
         self._model = model
         first = next(model.parameters())
         self.device = first.device
-        self.weights = {name: value.detach() for name, value in model.named_parameters()}
+        self.weights = {name: value.detach() for name, value in stored(model).items()}
+        self._routing: Routing | None = None
         self.cache = CacheRows(_layer_shapes(model), first.dtype, first.device)
 
     def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
@@ -52,6 +55,20 @@ class CachedDecoder:
         positions_B1 = torch.tensor([*positions, *[-1] * padding])[:, None]
         return self._forward(tokens_B1, positions_B1, 0, len(tokens))
 
+    def tell_experts(self) -> bool:
+        """Have `experts` tell what passes choose from now on; whether that is known of this model."""
+        routers = routers_of(self._model)
+        self._routing = Routing(routers) if routers else None
+        return self._routing is not None
+
+    def experts(self, lengths: Sequence[int]) -> list[bytes]:
+        """Which experts the last tokens of each row went through in the last pass, so many of each."""
+        assert self._routing is not None, "it was asked to tell"
+        rows_NR = self._routing.rows().cpu()
+        self._routing.forget()
+        rows_BTR = rows_NR.view(self._rows, -1, rows_NR.shape[1])
+        return [rows_BTR[row, -length:].numpy().tobytes() for row, length in enumerate(lengths)]
+
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():
             for name, own in self.weights.items():
@@ -59,6 +76,7 @@ class CachedDecoder:
 
     def _forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, first_row: int, count: int) -> torch.Tensor:
         """Logits BV behind the last column of the first `count` rows. Negative positions are padding."""
+        self._rows = len(tokens_BT)
         logits_BTV: torch.Tensor = self._model(
             input_ids=to_device(tokens_BT, self.device),
             position_ids=to_device(positions_BT.clamp(min=0), self.device),

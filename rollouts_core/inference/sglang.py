@@ -30,6 +30,7 @@ from rollouts_core.inference.engine import (
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
+from rollouts_core.inference.routing import Routers, from_text, to_text
 from rollouts_core.inference.transports import (
     BroadcastTransport,
     DiskTransport,
@@ -105,8 +106,9 @@ class SGLangEngine:
         headers = {"X-SMG-Routing-Key": request.session} if request.session else {}
         try:
             url = f"{self._address()}/generate"
-            answer = await self._http.call("POST", url, _body(request, rid), deadline=REQUEST_SECONDS, headers=headers)
-            return read_completion(answer, request)
+            body = _body(request, rid) | ({"return_routed_experts": True} if self._limits.routers else {})
+            answer = await self._http.call("POST", url, body, deadline=REQUEST_SECONDS, headers=headers)
+            return read_completion(answer, request, self._limits.routers)
         except EngineRefused as error:
             if any(words in str(error) for words in OVERFLOW_WORDS):
                 raise ContextOverflow(f"request {request.request_id}: {error}") from None
@@ -125,6 +127,7 @@ class SGLangEngine:
                 await self._tell_all("/abort_request", {"rid": rid})
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        weights = self._limits.renamed(weights)
         check_weights(shapes_of(weights), self._limits, version)
         send = partial(self._transport.send, weights=weights, version=version)
         await self._members.bring(version, partial(self._update, send=send))
@@ -217,8 +220,8 @@ def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
     }
 
 
-def read_completion(answer: Any, request: GenerationRequest) -> Completion:
-    """What SGLang's /generate says. Raises `MalformedAnswer`."""
+def read_completion(answer: Any, request: GenerationRequest, routers: Routers | None = None) -> Completion:
+    """What SGLang's /generate says; with `routers`, of experts as well. Raises `MalformedAnswer`."""
     try:
         meta = answer["meta_info"]
         pairs = meta["output_token_logprobs"][: meta["completion_tokens"]]
@@ -228,7 +231,8 @@ def read_completion(answer: Any, request: GenerationRequest) -> Completion:
             int(span["version"]) for span in meta["weight_versions"] or [] for _ in range(span["start"], span["end"])
         ]
         reason = meta["finish_reason"]["type"]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        experts = to_text(routers.read_all_layers(from_text(meta.get("routed_experts") or ""))) if routers else ""
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
     if (
         tuple(answer["output_ids"]) != tokens
@@ -239,4 +243,4 @@ def read_completion(answer: Any, request: GenerationRequest) -> Completion:
             f"request {request.request_id}: {len(answer['output_ids'])} tokens, {len(tokens)} log-probabilities, "
             f"{len(versions)} weight versions, finish reason {reason!r}"
         )
-    return Completion(request.request_id, tokens, log_probs, tuple(versions), reason)
+    return Completion(request.request_id, tokens, log_probs, tuple(versions), reason, experts)

@@ -44,10 +44,11 @@ from rollouts_core.inference.engine import (
 )
 from rollouts_core.inference.families import problems_of
 from rollouts_core.inference.fused import FusedDecoder, is_fusable
+from rollouts_core.inference.routing import let_go, to_text
 from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
 from rollouts_core.inference.tiles import round_up
-from rollouts_core.inference.weights import shapes_of
+from rollouts_core.inference.weights import shapes_of, stored
 from rollouts_core.memory import GIB, free_bytes
 
 PREFILL_TOKENS = 16384
@@ -84,6 +85,8 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    experts: bytearray = field(default_factory=bytearray)
+    """Rows of all tokens that were read."""
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -115,20 +118,23 @@ class TorchEngine:
         max_running_requests: int = 256,
         cache_gib: float | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        tells_experts: bool = False,
     ) -> None:
         """`max_length`: the context, prompt and answer together. The engine owns the model from here on.
 
         `cache_gib`: memory for keys and values; None: a third of what is free now. `decode`: text of token ids, for
-        requests that stop at texts. Raises `BadInput` where the memory does not hold one request, or where the model's
-        attention is none that this computes.
+        requests that stop at texts. `tells_experts`: completions say which experts tokens went through. Raises
+        `BadInput` where the memory does not hold one request, where the model's attention is none that this computes,
+        or where its experts can't be told.
         """
         if problems := problems_of(model.config.to_dict()):
             raise BadInput(problems)
-        shapes = shapes_of(dict(model.named_parameters()))
+        shapes = shapes_of(stored(model))
         self.limits = ModelLimits(max_length, model.config.vocab_size, shapes)
         self._rows, self._decode = max_running_requests, decode
         make: type[FusedDecoder] | type[CachedDecoder] = FusedDecoder if is_fusable(model) else CachedDecoder
         self._decoder: Decoder = make(model.eval().requires_grad_(False), max_length)
+        self._telling = _telling(self._decoder, model) if tells_experts else None
         self._room = _tokens_that_fit(self._decoder, max_length, cache_gib)
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
@@ -174,7 +180,9 @@ class TorchEngine:
         if self._running:
             tokens = [entry.tokens[-1] for entry in self._running]
             positions = [entry.position for entry in self._running]
-            self._sample(self._decoder.decode(tokens, positions), self._running)
+            logits_BV = self._decoder.decode(tokens, positions)
+            self._note_experts(self._running, [1] * len(positions))
+            self._sample(logits_BV, self._running)
         if admitted:
             self._prefill(admitted)
         self._retire()
@@ -216,7 +224,7 @@ class TorchEngine:
         own = self._decoder.weights
         if not own.keys() <= weights.keys():  # transformers joins what lies apart in the files: experts, mostly
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-            weights = {name: value.detach() for name, value in model.named_parameters()}
+            weights = {name: value.detach() for name, value in stored(model).items()}
         self.update_weights({name: tensor for name, tensor in weights.items() if name in own}, version)
 
     def _admitted(self) -> list[_Running]:
@@ -246,6 +254,7 @@ class TorchEngine:
         sequences = list(dict.fromkeys(entry.sequence for entry in admitted))
         first = len(self._running)
         logits_UV = self._decoder.prefill(sequences, first)
+        told = self._telling.experts([len(sequence) for sequence in sequences]) if self._telling else []
         source = {sequence: number for number, sequence in enumerate(sequences)}
         placed: list[_Running | None] = [None] * len(sequences)
         for entry in admitted:
@@ -256,9 +265,16 @@ class TorchEngine:
                 self._decoder.cache.copy_row(first + number, first + len(placed), len(entry.sequence))
                 placed.append(entry)
         entries = [entry for entry in placed if entry is not None]
+        for entry in entries if told else ():
+            entry.experts += told[source[entry.sequence]][len(entry.experts) :]
         chosen = to_device(torch.tensor([source[entry.sequence] for entry in entries]), logits_UV.device)
         self._running += entries
         self._sample(logits_UV[chosen], entries)
+
+    def _note_experts(self, entries: Sequence[_Running], lengths: Sequence[int]) -> None:
+        if self._telling is not None:
+            for entry, rows in zip(entries, self._telling.experts(lengths), strict=True):
+                entry.experts += rows
 
     def _sample(self, logits_BV: torch.Tensor, entries: Sequence[_Running]) -> None:
         seeds_B = np.array([entry.request.seed for entry in entries], np.uint64)
@@ -303,9 +319,15 @@ class TorchEngine:
 
 
 def _completion(entry: _Running, reason: FinishReason) -> Completion:
-    return Completion(
-        entry.request.request_id, tuple(entry.tokens), tuple(entry.log_probs), tuple(entry.versions), reason
-    )
+    log_probs, versions, experts = tuple(entry.log_probs), tuple(entry.versions), to_text(bytes(entry.experts))
+    return Completion(entry.request.request_id, tuple(entry.tokens), log_probs, versions, reason, experts)
+
+
+def _telling(decoder: Decoder, model: Any) -> CachedDecoder:
+    """Raises `BadInput` where nothing is known of experts."""
+    if not isinstance(decoder, CachedDecoder) or not decoder.tell_experts():
+        raise BadInput(f"engine.replay_experts: {model.config.model_type} has no experts whose routers are known")
+    return decoder
 
 
 def copy_of(model: Any, device: str = "cpu") -> Any:
@@ -314,6 +336,7 @@ def copy_of(model: Any, device: str = "cpu") -> Any:
     A blank model's copy has memory for weights on `device`, and no values yet.
     """
     own = copy.deepcopy(model).requires_grad_(False)
+    let_go(own)
     if not any(value.is_meta for value in own.parameters()):
         return own
     allocate(own, device)

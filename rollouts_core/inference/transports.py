@@ -17,7 +17,7 @@ import io
 import json
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -133,15 +133,25 @@ class TensorTransport:
     async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # handed-over descriptors end a server's process
 
-        async def give(replica: Replica) -> None:
-            await _post(self._http, "/begin_weight_update", {}, replica)
-            for bucket in buckets(weights, self._limit):
-                shared = [(name, _shared(tensor)) for name, tensor in bucket.items()]
-                body = {"serialized_named_tensors": [_pickled(shared)] * self._ranks, "weight_version": str(version)}
-                await _post(self._http, "/update_weights_from_tensor", body, replica)
-            await _post(self._http, "/end_weight_update", {}, replica)
+        problems: Problems = {}
 
-        return await for_each(replicas, give)
+        async def tell(path: str, body: Callable[[], Any]) -> None:
+            async def post(replica: Replica) -> None:
+                await _post(self._http, path, body(), replica)
+
+            there = [replica for replica in replicas if replica.name not in problems]
+            problems.update(await for_each(there, post))
+
+        await tell("/begin_weight_update", dict)
+        for bucket in buckets(weights, self._limit):
+            shared = [(name, _shared(tensor)) for name, tensor in bucket.items()]
+            await tell("/update_weights_from_tensor", partial(self._handed, shared, version))
+        await tell("/end_weight_update", dict)
+        return problems
+
+    def _handed(self, shared: list[tuple[str, torch.Tensor]], version: int) -> dict[str, Any]:
+        """Handles of shared tensors are counted: each replica gets its own."""
+        return {"serialized_named_tensors": [_pickled(shared)] * self._ranks, "weight_version": str(version)}
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -107,6 +107,7 @@ class VLLMEngine:
                 await for_each([replica], partial(self._post, "/abort_requests", {"request_ids": [known_as]}))
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        weights = self._limits.renamed(weights)
         check_weights(shapes_of(weights), self._limits, version)
         path = await self._files.write(weights, version)
         await self.update_weights_from_checkpoint(path, version)

@@ -1,7 +1,7 @@
 """Weights on their way to an engine: a mapping from names to tensors, all there, or made one at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -34,3 +34,13 @@ def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...
     if isinstance(weights, LazyWeights):
         return weights.shapes
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def stored(model: Any) -> "dict[str, torch.Tensor]":
+    """What a model's files hold, by the model's own names: each parameter once, and the buffers that are kept.
+
+    Adapters are left out, as if there were none.
+    """
+    kept = model.state_dict(keep_vars=True)
+    named = [*model.named_parameters(), *((name, value) for name, value in model.named_buffers() if name in kept)]
+    return {name.replace(".base_layer.", "."): value for name, value in named if "lora_" not in name}

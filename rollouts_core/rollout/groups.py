@@ -147,6 +147,7 @@ def to_sample(prompt: Prompt, group_index: int, answer: Completion, text: str, n
         group_index=group_index,
         status=STATUS[answer.finish_reason],
         episode=number,
+        experts=answer.experts,
     )
 
 
@@ -183,4 +184,5 @@ def _completion_from_data(data: Mapping[str, Any]) -> Completion:
         tuple(data["log_probs"]),
         tuple(data["weight_versions"]),
         data["finish_reason"],
+        data.get("experts", ""),
     )

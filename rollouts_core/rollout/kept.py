@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         "rewards": pa.string(),
         "turn_rewards": pa.list_(pa.float64()),
         "trajectory": pa.string(),
+        "experts": pa.string(),
     }
 )
 
@@ -100,6 +101,7 @@ def _row(sample: Sample) -> dict[str, Any]:
         "rewards": json.dumps(dict(sample.rewards)),
         "turn_rewards": sample.turn_rewards,
         "trajectory": json.dumps(trajectory_to_data(sample.trajectory)) if sample.trajectory else None,
+        "experts": sample.experts or None,
     }
 
 
@@ -120,4 +122,5 @@ def _sample(row: dict[str, Any]) -> Sample:
         rewards=json.loads(row["rewards"]),
         turn_rewards=tuple(row["turn_rewards"]),
         trajectory=trajectory_from_data(json.loads(row["trajectory"])) if row["trajectory"] else None,
+        experts=row["experts"] or "",
     )

@@ -29,7 +29,7 @@ def laid_out(ranks: Ranks, stage: Stage) -> Ranks:
     """The ranks as the stage's config has them share passes."""
     assert isinstance(stage.spec, SFTSpec | DPOSpec | RLSpec), f"{stage.name} does not train"
     parallel = stage.spec.backend.parallel
-    return replace(ranks, context=parallel.context, tensor=parallel.tensor)
+    return replace(ranks, context=parallel.context, tensor=parallel.tensor, expert=parallel.expert)
 
 
 def backend_of(stage: Stage, model: Any, ranks: Ranks | None = None, origin: Origin | None = None) -> Backend:

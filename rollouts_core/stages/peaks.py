@@ -97,7 +97,8 @@ def training_parts(
     """What one rank holds while it trains, a step's largest pass included.
 
     A bfloat16 model has float32 weights to step in as well. Of several ranks, each has float32 shards, and gathers one
-    layer, with its gradient, at a time; ranks that share a pass have their part of its tokens and of each layer.
+    layer, with its gradient, at a time. Ranks that share a pass have their part of its tokens and of each layer; those
+    that share experts gather their own alone.
     """
     ranks, tensor, context = backend.processes, backend.parallel.tensor, backend.parallel.context
     trained, moments = _stepped(backend, optimizer, size)
@@ -113,7 +114,7 @@ def training_parts(
     own = size.share(tensor)
     kept = own.per_token(backend.activation_checkpointing, backend.compile, on_gpu)
     logits = 3 * min(CHUNK, learnt // context * own.vocabulary * FLOAT32)
-    gathered = size.largest_unit // tensor * (2 * size.bytes_each + FLOAT32)
+    gathered = size.gathered(tensor, backend.parallel.expert) * (2 * size.bytes_each + FLOAT32)
     return [
         Part("weights", weights, "model"),
         *([Part("a gathered layer", gathered, "backend.parallel")] if ranks > 1 else []),

@@ -10,7 +10,6 @@ from functools import partial
 
 from rollouts_core.config import (
     Mixture,
-    ParallelConfig,
     PipelineConfig,
     PretrainedModel,
     ScratchModel,
@@ -21,7 +20,7 @@ from rollouts_core.config.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.environments.registry import identify_environment
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.published import heads_of, problems_with
+from rollouts_core.inference.published import experts_of, heads_of, problems_with
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizeSpec
@@ -201,7 +200,7 @@ def _identify(config: PipelineConfig) -> Externals:
         role: (f"data.{role}", partial(identify_source, source)) for role, source in _sources(config).items()
     }
     if isinstance(config.model, PretrainedModel):
-        looks["model"] = ("model.name", partial(_whole_model, config.model, config.backend.parallel))
+        looks["model"] = ("model.name", partial(_whole_model, config.model))
     if config.rl is not None:
         looks["reward"] = ("rl.reward", partial(identify_reward, config.rl.reward))
         if isinstance(config.rl.algorithm, CustomAlgorithm):
@@ -216,7 +215,7 @@ def _identify(config: PipelineConfig) -> Externals:
         looks["environment"] = ("environment.name", partial(identify_environment, config.environment.name))
     looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))
     found: Externals = {}
-    problems: list[str] = []
+    problems = _unsuited(config)
     for role, (where, look) in looks.items():
         try:
             found[role] = look()
@@ -227,14 +226,24 @@ def _identify(config: PipelineConfig) -> Externals:
     return found
 
 
-def _whole_model(model: PretrainedModel, parallel: ParallelConfig) -> External:
-    """Raises `BadInput` where a model that lies here can't be trained, or not in this layout."""
-    problems = problems_with(model.name)
-    if not problems and (heads := heads_of(model.name)):
-        problems = parallel.problems_with(*heads)
-    if problems:
+def _whole_model(model: PretrainedModel) -> External:
+    """Raises `BadInput` where a model that lies here can't be trained."""
+    if problems := problems_with(model.name):
         raise BadInput(problems)
     return identify_model(model)
+
+
+def _unsuited(config: PipelineConfig) -> list[str]:
+    """What the config wants of a published model, as far as it lies here, that this one has not."""
+    if not isinstance(config.model, PretrainedModel):
+        return []
+    heads, experts = heads_of(config.model.name), experts_of(config.model.name)
+    problems = config.backend.parallel.problems_with(*heads, experts) if heads else []
+    wanted = {
+        "backend.balance_experts": config.backend.balance_experts,
+        "engine.replay_experts": config.engine.replay_experts,
+    }
+    return problems + [f"{field}: the model has no experts" for field, on in wanted.items() if on and experts == 0]
 
 
 def _sources(config: PipelineConfig) -> dict[str, Source]:

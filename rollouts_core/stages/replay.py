@@ -13,6 +13,7 @@ from pathlib import Path
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.registry import embedded_engine
+from rollouts_core.inference.weights import stored
 from rollouts_core.metrics.loggers import JSONLLogger, read_jsonl
 from rollouts_core.rollout.kept import KeptRollouts, file_of, write_batch
 from rollouts_core.rollout.source import generating
@@ -99,7 +100,7 @@ def generate_again(segment: Stage, store: Store, steps: int, out: Path, device: 
                 state = work.inputs["policy"] / "state"
                 rollouts.restore(json.loads((state / "rollouts.json").read_text()))
                 version = json.loads((state / "training.json").read_text())["weight_version"]
-            rollouts.publish(dict(model.named_parameters()), version)
+            rollouts.publish(stored(model), version)
             for step in range(spec.start + 1, min(spec.start + steps, spec.stop) + 1):
                 samples = list(rollouts.next_batch(step).samples)
                 write_batch(out / file_of(step), samples)

@@ -55,11 +55,14 @@ class ModelSize:
         kept = self.hidden + (self.query if again == "selective" else 0)
         return round(self.layers * kept + layer + 15 * self.hidden)
 
-    @property
-    def largest_unit(self) -> int:
-        """Parameters that ranks gather at once: a layer's, or those that are in none."""
-        in_layers = min(self.in_layers, self.parameters) if self.experts == 1 else self.parameters - self._outside
-        return max(in_layers // max(1, self.layers), self.parameters - in_layers)
+    def gathered(self, tensor: int, expert: int) -> int:
+        """Parameters that each rank gathers at once: a layer's, or those that are in none."""
+        if self.experts == 1:
+            in_layers = min(self.in_layers, self.parameters)
+            return max(in_layers // max(1, self.layers), self.parameters - in_layers) // tensor
+        layer = (self.parameters - self._outside) // max(1, self.layers)
+        attention = 2 * self.hidden * (self.query + self.keys)
+        return max(attention // tensor + (layer - attention) // (tensor * expert), self._outside // tensor)
 
     @property
     def _outside(self) -> int:

@@ -57,6 +57,10 @@ class TrainBatch:
     old_values_M: torch.Tensor | None = None
     """The critic's, before the step's first update."""
     returns_M: torch.Tensor | None = None
+    experts_NR: torch.Tensor | None = None
+    """What each token's experts are to be (`inference.routing`); None where the policy's routers choose."""
+    share: float = 1.0
+    """Its part of the optimizer step's tokens."""
 
     def to(self, device: torch.device) -> "TrainBatch":
         moved = {
@@ -174,6 +178,9 @@ def optimizer_step(
 ) -> tuple[Metrics, Metrics]:
     """One optimizer step over so many passes: their combined metrics, and the optimizer's with its speed."""
     began = time.perf_counter()
+    passes = list(passes)
+    tokens = sum(len(batch.tokens_N) for batch in passes)
+    passes = [replace(batch, share=len(batch.tokens_N) / tokens) for batch in passes]
     with timer.phase("forward_backward"):
         futures = [backend.forward_backward(batch) for batch in passes]
     with timer.phase("optim"):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from rollouts_core.data.tokenized import Example
+from rollouts_core.inference.routing import NOT_TOLD
 from rollouts_core.training.backend import TrainBatch
 from rollouts_core.training.packed import Span
 
@@ -22,6 +23,7 @@ def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
     """One pass over all examples; their streams become the batch's."""
     sharing = Counter(key for example in examples if (key := _prompt(example)))
     row, positions, spans, sources, targets = [], [], [], [], []
+    experts: list[tuple[int, Example, slice]] = []
     length, prompts = 0, dict[bytes, int]()
     for example in examples:
         key = _prompt(example)
@@ -29,12 +31,14 @@ def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
         if shared and key not in prompts:
             prompts[key] = length
             row.append(example.tokens[:shared])
+            experts.append((shared, example, slice(0, shared)))
             positions.append(np.arange(shared))
             spans.append(Span(length, length + shared))
             length += shared
         prompt = prompts[key] if shared else 0
         own = len(example.tokens) - shared
         row.append(example.tokens[shared:])
+        experts.append((own, example, slice(shared, None)))
         positions.append(np.arange(shared, shared + own))
         spans.append(Span(length, length + own, prompt, prompt + shared))
         places = learnt(example)
@@ -55,7 +59,8 @@ def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
         sequence_M=torch.from_numpy(np.repeat(np.arange(len(examples)), counts)),
         sequences=len(examples),
         normalizer=normalizer,
-        **streams,
+        experts_NR=_experts([example for example in examples if example.experts is not None], experts),
+        **streams,  # type: ignore[arg-type]
     )
 
 
@@ -67,6 +72,19 @@ def learnt(example: Example) -> Places:
 
 def learnt_tokens(examples: Sequence[Example]) -> int:
     return int(sum(np.count_nonzero(example.loss_mask[1:]) for example in examples))
+
+
+def _experts(telling: Sequence[Example], parts: Sequence[tuple[int, Example, slice]]) -> torch.Tensor | None:
+    """Rows of all tokens, where anybody tells of some. `parts`: lengths, and whose tokens they are."""
+    if not telling:
+        return None
+    assert telling[0].experts is not None
+    width = telling[0].experts.shape[1]
+    rows = [
+        np.full((length, width), NOT_TOLD, np.uint8) if example.experts is None else example.experts[part]
+        for length, example, part in parts
+    ]
+    return torch.from_numpy(np.concatenate(rows))
 
 
 def _prompt(example: Example) -> bytes:

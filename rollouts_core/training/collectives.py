@@ -45,6 +45,19 @@ def to_tokens(part_NHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return result
 
 
+def sent_to(rows: torch.Tensor, out: list[int], back: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """Each rank's rows to the ranks that they are for: `out` of them to each, in order; `back` come from each."""
+    result: torch.Tensor = _Sent.apply(rows, out, back, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def handed_over(rows: torch.Tensor, out: list[int], back: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """The same; no gradient."""
+    received = rows.new_empty(sum(back), *rows.shape[1:])
+    dist.all_to_all_single(received, rows.detach().contiguous(), back, out, group)
+    return received
+
+
 def all_reduced(value: torch.Tensor, group: dist.ProcessGroup, how: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     """A new tensor; no gradient."""
     result = value.detach().clone().contiguous()
@@ -114,6 +127,19 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return _exchanged(gradient, ctx.group, not ctx.heads), None, None
+
+
+class _Sent(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, out: list[int], back: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.out, ctx.back, ctx.group = out, back, group
+        return handed_over(rows, out, back, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return handed_over(gradient, ctx.back, ctx.out, ctx.group), None, None, None
 
 
 def _exchanged(part_NHD: torch.Tensor, group: dist.ProcessGroup, heads: bool) -> torch.Tensor:

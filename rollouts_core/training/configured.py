@@ -99,5 +99,6 @@ def _backend(
         lora=backend.lora,
         entropy=isinstance(training, RLConfig),
         compiled=backend.compile,
+        balanced=backend.balance_experts,
         **options,
     )

@@ -27,8 +27,13 @@ class Context:
 
     def stretch(self, values_N: torch.Tensor) -> torch.Tensor:
         """This rank's part of the row, which is padded to parts of one length."""
-        padded = F.pad(values_N, (0, -len(values_N) % self.size))
+        padded = F.pad(values_N, (0, 0) * (values_N.ndim - 1) + (0, -len(values_N) % self.size))
         return padded.chunk(self.size)[self.rank]
+
+    def real(self, tokens: int) -> int:
+        """How many of this rank's part of so many tokens are no padding."""
+        length = -(-tokens // self.size)
+        return max(0, min(length, tokens - self.rank * length))
 
     def mine(self, places_M: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of places in a row of `tokens`: the indices of those in this rank's part, and where in it they are."""
@@ -54,6 +59,8 @@ class ExchangedAttention:
     ) -> torch.Tensor:
         group = self._context.group
         query, key, value = (to_heads(part, group)[: self._tokens] for part in (query_NHD, key_NKD, value_NKD))
+        if scores.sinks_H is not None:
+            scores = scores._replace(sinks_H=scores.sinks_H.chunk(self._context.size)[self._context.rank])
         mixed = self._whole(query, key, value, scores)
         padding = -self._tokens % self._context.size
         return to_tokens(F.pad(mixed, (0, 0, 0, 0, 0, padding)), group)

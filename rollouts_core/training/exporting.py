@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from rollouts_core.inference.file_names import as_in_files
+from rollouts_core.inference.weights import stored
 from rollouts_core.training.tensor_file import write_tensors
-from rollouts_core.training.weight_files import NotBlocks, as_in_files, pieces_of, stored
+from rollouts_core.training.weight_files import NotBlocks, pieces_of
 
 FILE_BYTES = 5 * 2**30
 """Larger models are written as several files."""

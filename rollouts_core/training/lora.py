@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from rollouts_core.config import LoRAConfig
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.weights import stored
 from rollouts_core.training.checkpoint import whole
 
 ADAPTER = "default"
@@ -23,22 +25,36 @@ SEED = 0
 def add_adapters(model: Any, config: LoRAConfig) -> None:
     """Freeze the model and add adapters to its linear layers, in place (LoRA, arXiv 2106.09685, eq. 3).
 
+    A mixture's experts and routers have none: each expert's adapter would be as many weights as the others' together.
     Raises `BadInput` when no layer has one of the names that the config gives.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = "all-linear" if not config.targets else list(config.targets)
+    linear = _linear_layers(model)
+    unknown = [target for target in config.targets if not any(_is_named(name, target) for name in linear)]
+    if unknown:
+        there = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+        raise BadInput(f"backend.lora.targets: there is no linear layer {', '.join(unknown)}; there are {there}")
+    targets = [name for name in linear if not config.targets or any(_is_named(name, of) for of in config.targets)]
     settings = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type="CAUSAL_LM")
-    try:
-        with torch.random.fork_rng(devices=[]):
-            inject_adapter_in_model(settings, model, ADAPTER)
-    except ValueError as error:
-        raise BadInput(f"backend.lora.targets: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        inject_adapter_in_model(settings, model, ADAPTER)
     own = dict(model.named_parameters())
     for name, value in own.items():
         value.requires_grad_("lora_" in name)
     for name, drawn in drawn_adapters(model):
         own[name].detach().copy_(drawn)
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """All but the head. GPT-2's are `Conv1D`."""
+    head = model.get_output_embeddings()
+    kinds = (nn.Linear, Conv1D)
+    return [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not head]
+
+
+def _is_named(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
 
 
 def drawn_adapters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -54,22 +70,17 @@ def drawn_adapters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Of the model's weights by its own names, adapters merged."""
-    return {name: tuple(value.shape) for name, value in _without_adapters(model).items()}
+    return {name: tuple(value.shape) for name, value in stored(model).items()}
 
 
 def model_weights(model: Any) -> dict[str, torch.Tensor]:
     """The model's weights by its own names, whole, with what its adapters add; every rank asks for them."""
-    return {name: _merged(model, name, value) for name, value in _without_adapters(model).items()}
+    return {name: _merged(model, name, value) for name, value in stored(model).items()}
 
 
 def model_weight(model: Any, name: str) -> torch.Tensor:
     """One of them."""
-    return _merged(model, name, _without_adapters(model)[name])
-
-
-def _without_adapters(model: Any) -> dict[str, torch.Tensor]:
-    named = model.named_parameters()
-    return {name.replace(".base_layer.", "."): value for name, value in named if "lora_" not in name}
+    return _merged(model, name, stored(model)[name])
 
 
 def _merged(model: Any, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -100,4 +111,5 @@ def _added(layer: Any) -> torch.Tensor:
     """scaling x B A, in float32."""
     down, up = (whole(part[ADAPTER].weight.detach()).float() for part in (layer.lora_A, layer.lora_B))
     scale: float = layer.scaling[ADAPTER]
-    return (up @ down) * scale
+    added = (up @ down) * scale
+    return added.T if isinstance(layer.get_base_layer(), Conv1D) else added

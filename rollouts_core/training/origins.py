@@ -16,9 +16,10 @@ from transformers import AutoConfig
 
 from rollouts_core.config import Dtype, ScratchModel
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.weights import stored
 from rollouts_core.training.blank import blank_model, drawn_weights
 from rollouts_core.training.models import DTYPES, drawn_model, load_hf_model, refuse_adapter, scratch_config
-from rollouts_core.training.weight_files import Block, NotBlocks, WeightFiles, stored
+from rollouts_core.training.weight_files import Block, NotBlocks, WeightFiles
 
 SAMPLE_BYTES = 4096
 

@@ -14,6 +14,7 @@ from rollouts_core.config.training import Recomputed
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.families import problems_of
 from rollouts_core.training.backend import TokenScores, TrainBatch
+from rollouts_core.training.balance import Balance, balance_of
 from rollouts_core.training.context_parallel import Context, ExchangedAttention
 from rollouts_core.training.head import head_of, head_scores
 from rollouts_core.training.layers import compile_layers, compute_again
@@ -25,8 +26,16 @@ from rollouts_core.training.split_head import split_head_scores
 class Policy(nn.Module):
     """A transformers causal language model that scores packed batches. Sharing the model's parameters."""
 
-    def __init__(self, model: Any, temperature: float = 1.0, critic: bool = False, entropy: bool = True) -> None:
-        """`critic` adds a value head to the trunk, beginning at zero. `entropy`: whether it is computed.
+    def __init__(
+        self,
+        model: Any,
+        temperature: float = 1.0,
+        critic: bool = False,
+        entropy: bool = True,
+        balance: Balance | None = None,
+    ) -> None:
+        """`critic` adds a value head to the trunk, beginning at zero. `entropy`: whether it is computed. `balance`: of
+        a mixture that is trained; its batches may say what its routers choose.
 
         Raises `BadInput` for models whose logits or attention this does not compute.
         """
@@ -38,6 +47,7 @@ class Policy(nn.Module):
         self.model = model
         self._layout = Layout()
         self._temperature, self._entropy = temperature, entropy
+        self.balance = balance
         self.value_head: nn.Linear | None = None
         if critic:
             first = next(model.parameters())
@@ -48,6 +58,16 @@ class Policy(nn.Module):
     def share(self, layout: "Layout") -> None:
         """Say which ranks compute each pass together."""
         self._layout = layout
+
+    def real(self, batch: TrainBatch) -> int:
+        """How many of the tokens that this rank computes of a batch are no padding."""
+        tokens, context = len(batch.tokens_N), self._layout.context
+        return tokens if context is None else context.real(tokens)
+
+    @property
+    def context(self) -> dist.ProcessGroup | None:
+        """Ranks that have other tokens of the same row."""
+        return None if self._layout.context is None else self._layout.context.group
 
     def forward(self, batch: TrainBatch) -> TokenScores:
         if self._layout.context is None:
@@ -67,6 +87,7 @@ class Policy(nn.Module):
         if context is not None:
             attention = ExchangedAttention(attention, len(tokens_N), context)
             tokens_N, positions_N = context.stretch(tokens_N), context.stretch(positions_N)
+        self._prescribe(batch)
         hidden_1NE = self.model.base_model(
             input_ids=tokens_N[None], position_ids=positions_N[None], use_cache=False, attention=attention
         ).last_hidden_state
@@ -79,6 +100,14 @@ class Policy(nn.Module):
         if self.value_head is None:
             return scores
         return scores._replace(values_M=self.value_head(hidden_ME)[:, 0].float())
+
+    def _prescribe(self, batch: TrainBatch) -> None:
+        if self.balance is None:
+            return
+        rows_NR, context = batch.experts_NR, self._layout.context
+        if rows_NR is not None and context is not None:
+            rows_NR = context.stretch(rows_NR)
+        self.balance.routing.prescribe(rows_NR)
 
 
 class Layout(NamedTuple):
@@ -99,6 +128,7 @@ class PolicyOptions(TypedDict, total=False):
     lora: LoRAConfig | None
     entropy: bool
     compiled: bool
+    balanced: bool
 
 
 def create_policy(
@@ -109,17 +139,19 @@ def create_policy(
     lora: LoRAConfig | None = None,
     entropy: bool = True,
     compiled: bool = False,
+    balanced: bool = False,
 ) -> Policy:
     """A policy ready to be trained.
 
     `temperature` is that of sampling; `critic` adds a value head; `activation_checkpointing` computes each layer's
     activations again for its gradient instead of keeping them, "selective" all but attention's; `lora` trains adapters
-    instead of the weights; `entropy` says whether the loss reads entropies; `compiled`: see `compile_layers`. Raises
-    `BadInput` as `Policy`, `add_adapters` and `compile_layers` do.
+    instead of the weights; `entropy` says whether the loss reads entropies; `compiled`: see `compile_layers`;
+    `balanced` keeps a mixture's experts evenly used, see `balance.py`. Raises `BadInput` as `Policy`, `add_adapters`,
+    `compile_layers` and `Balance` do, and where a model that is to be balanced is no mixture.
     """
     if lora is not None:
         add_adapters(model, lora)
     compute_again(model, activation_checkpointing)
     if compiled:
         compile_layers(model)
-    return Policy(model, temperature, critic, entropy)
+    return Policy(model, temperature, critic, entropy, balance_of(model, balanced))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rollouts_core.errors import NonFiniteGradient, WeightMismatch
+from rollouts_core.inference.weights import stored
 from rollouts_core.training.backend import (
     ImmediateTrainFuture,
     LossFunction,
@@ -72,6 +73,7 @@ class PyTorchTrainingBackend:
         )
         self._device = next(policy.parameters()).device
         self._flops = flops_of(policy.model)
+        self._buffers = {name for name, _ in policy.model.named_buffers()}
         self._version = 0
         self._saving: TrainFuture[None] | None = None
         self._saving_group: dist.ProcessGroup | None = None
@@ -87,7 +89,9 @@ class PyTorchTrainingBackend:
     @property
     def _kept(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds: what is trained, in float32. What stands still is where it came from."""
-        return self._masters.named
+        balance = self._policy.balance
+        moved = {} if balance is None else {f"model.{name}": value for name, value in balance.kept.items()}
+        return {**self._masters.named, **moved}
 
     @property
     def parallel_passes(self) -> int:
@@ -107,7 +111,13 @@ class PyTorchTrainingBackend:
         self._passes.append(batch)
         moved = batch.to(self._device)
         loss, metrics = self._loss_function(self._policy(moved), moved)
+        balance, real = self._policy.balance, self._policy.real(batch)
+        uneven = balance.loss(real, batch.share, self._policy.context) if balance else None
+        if uneven is not None:
+            loss, metrics = loss + uneven, {**metrics, "balance_loss_sum": uneven}
         loss.backward()  # type: ignore[no-untyped-call]
+        if balance is not None:
+            balance.count(real)
         self._masters.take_gradients()
         padding, rows = padding_of(batch.spans, self._device, next(self._policy.parameters()).dtype)
         own = {
@@ -133,7 +143,9 @@ class PyTorchTrainingBackend:
         norm = clip_gradients(list(self._masters.named.values()), self._optimization.max_grad_norm)
         passes, self._passes = self._passes, []
         pending, self._pending = self._pending, []
-        (told_norm,) = fetch(pending, [norm])
+        balance = self._policy.balance
+        experts = {} if balance is None else balance.step()
+        told_norm, *told = fetch(pending, [norm, *experts.values()])
         if not math.isfinite(told_norm):
             self._clear_gradients()
             raise NonFiniteGradient(f"the gradient's norm is {told_norm} at optimizer step {self._version}", passes)
@@ -144,8 +156,11 @@ class PyTorchTrainingBackend:
             optimizer.step()
         self._clear_gradients()
         self._masters.give_back()
+        if balance is not None:
+            balance.move_biases()
         self._version += 1
-        return ImmediateTrainFuture({"grad_norm": told_norm, "learning_rate": learning_rate})
+        metrics = {"grad_norm": told_norm, "learning_rate": learning_rate}
+        return ImmediateTrainFuture({**metrics, **dict(zip(experts, told, strict=True))})
 
     def _clear_gradients(self) -> None:
         for optimizer in self._optimizers:
@@ -153,19 +168,21 @@ class PyTorchTrainingBackend:
 
     def get_weights(self) -> ImmediateTrainFuture[Weights]:
         weights = model_weights(self._policy.model)
-        return ImmediateTrainFuture({name: value.to(self._dtype or value.dtype) for name, value in weights.items()})
+        return ImmediateTrainFuture({name: self._given_out(name, value) for name, value in weights.items()})
 
     def gather(self, name: str) -> torch.Tensor:
         """One of the current weights; where ranks hold it in shards, all of them ask for it."""
-        value = model_weight(self._policy.model, name)
-        return value.to(self._dtype or value.dtype)
+        return self._given_out(name, model_weight(self._policy.model, name))
+
+    def _given_out(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Buffers keep their type."""
+        return value.to(self._dtype) if self._dtype and name not in self._buffers else value
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> ImmediateTrainFuture[None]:
         self.check_weights(weights)
         with torch.no_grad():
-            for name, value in self._policy.model.named_parameters():
-                if "lora_" not in name:
-                    take_from_first(value, weights[name.replace(".base_layer.", ".")])
+            for name, value in stored(self._policy.model).items():
+                take_from_first(value, weights[name])
         self._masters.refresh()
         return ImmediateTrainFuture(None)
 
@@ -209,6 +226,8 @@ def score(policy: Policy, batch: TrainBatch) -> TokenScores:
     """The batch's tokens under a policy; no gradient."""
     device = next(policy.parameters()).device
     scores: TokenScores = policy(batch.to(device))
+    if policy.balance is not None:
+        policy.balance.routing.forget()
     return scores
 
 

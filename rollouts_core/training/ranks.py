@@ -27,6 +27,10 @@ QUIET = timedelta(hours=24)
 """How long the others may wait for rank 0, which may be generating. One that is gone is noticed by the agent."""
 
 
+KINDS = {"float": torch.float32, "integer": torch.int64, "byte": torch.uint8}
+"""How tensors are sent."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's place among them."""
@@ -38,6 +42,8 @@ class Ranks:
     """Ranks that share a row of tokens."""
     tensor: int = 1
     """Ranks that share each layer's weights; they are neighbours."""
+    expert: int = 1
+    """Ranks, of those with other tokens, that share a mixture's experts."""
 
     @property
     def together(self) -> int:
@@ -71,21 +77,20 @@ class Ranks:
         return found
 
     def send(self, to: int, about: Mapping[str, Any], numbers: Mapping[str, torch.Tensor]) -> None:
-        """JSON, and one-dimensional tensors by name: integers as int64, others as float32."""
-        data = _as_bytes(
-            [about, {name: [len(value), not value.is_floating_point()] for name, value in numbers.items()}]
-        )
+        """JSON, and tensors by name: bytes as they are, other integers as int64, the rest as float32."""
+        kinds = {name: _kind(value) for name, value in numbers.items()}
+        data = _as_bytes([about, {name: [list(value.shape), kinds[name]] for name, value in numbers.items()}])
         dist.send(torch.tensor([len(data)]), to)
         dist.send(data, to)
-        for value in numbers.values():
-            dist.send(value.to("cpu", torch.float32 if value.is_floating_point() else torch.int64), to)
+        for name, value in numbers.items():
+            dist.send(value.to("cpu", KINDS[kinds[name]]).contiguous(), to)
 
     def receive(self, sender: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What `send` sent."""
         about, kinds = _from_bytes(partial(dist.recv, src=sender))
         numbers = {}
-        for name, (size, integer) in kinds.items():
-            numbers[name] = torch.empty(size, dtype=torch.int64 if integer else torch.float32)
+        for name, (shape, kind) in kinds.items():
+            numbers[name] = torch.empty(shape, dtype=KINDS[kind])
             dist.recv(numbers[name], sender)
         return about, numbers
 
@@ -119,7 +124,7 @@ def send_batch(ranks: Ranks, to: int, batch: TrainBatch) -> None:
     numbers = {
         entry.name: value for entry in fields(batch) if isinstance(value := getattr(batch, entry.name), torch.Tensor)
     }
-    about = {"spans": batch.spans, "sequences": batch.sequences, "normalizer": batch.normalizer}
+    about = {name: getattr(batch, name) for name in ("spans", "sequences", "normalizer", "share")}
     ranks.send(to, about, numbers)
 
 
@@ -134,6 +139,12 @@ def empty_batch() -> TrainBatch:
     """What a rank without work computes, so that all take part in what they do together."""
     one = torch.zeros(1, dtype=torch.long)
     return TrainBatch(torch.zeros(2, dtype=torch.long), torch.arange(2), (Span(0, 2),), one, one, one, 1, 1.0)
+
+
+def _kind(value: torch.Tensor) -> str:
+    if value.is_floating_point():
+        return "float"
+    return "byte" if value.dtype == torch.uint8 else "integer"
 
 
 def _as_bytes(message: Any) -> torch.Tensor:

@@ -7,17 +7,23 @@ Parameters that are trained are float32 shards, and are gathered in the type of 
 in float32. Those of a frozen policy are kept in the type of the computation.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from rollouts_core.config import ParallelConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.devices import allocate
+from rollouts_core.inference.routing import experts_of
+from rollouts_core.inference.weights import stored
 from rollouts_core.training.context_parallel import Context
+from rollouts_core.training.expert_parallel import problems_with_experts, share_experts
 from rollouts_core.training.lora import drawn_adapters
 from rollouts_core.training.models import DTYPES
 from rollouts_core.training.origins import Origin, Readable
@@ -25,7 +31,6 @@ from rollouts_core.training.policy import Layout, Policy
 from rollouts_core.training.ranks import Ranks
 from rollouts_core.training.shard_files import block_of, local, take_from_first
 from rollouts_core.training.tensor_parallel import cut, problems_with_cut
-from rollouts_core.training.weight_files import stored
 
 
 def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
@@ -38,12 +43,15 @@ def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
         for value in policy.parameters():
             if not value.is_meta:
                 dist.broadcast(value, 0)
-    sizes = (ranks.groups * ranks.context, ranks.tensor)
-    mesh = init_device_mesh(ranks.device.type, sizes, mesh_dim_names=("shard", "tensor"))
-    vocabulary = cut(policy.model, mesh["tensor"]) if ranks.tensor > 1 else False
-    policy.share(Layout(_context(ranks), mesh["tensor"].get_group() if vocabulary else None))
-    mesh = mesh["shard"]
+    sizes = (ranks.groups * ranks.context // ranks.expert, ranks.expert, ranks.tensor)
+    meshes = init_device_mesh(ranks.device.type, sizes, mesh_dim_names=("outer", "expert", "tensor"))
+    mesh = meshes["outer", "expert"]._flatten("shard")
+    vocabulary = cut(policy.model, meshes["tensor"]) if ranks.tensor > 1 else False
+    policy.share(Layout(_context(ranks), meshes["tensor"].get_group() if vocabulary else None))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for experts in share_experts(policy.model, meshes) if ranks.expert * ranks.tensor > 1 else ():
+        as_they_are = replace(precision, cast_forward_inputs=False)
+        fully_shard(experts, mesh=meshes["outer"], mp_policy=as_they_are, shard_placement_fn=_evenly(sizes[0]))
     layers = set(policy.model._no_split_modules or ())
     for module in [module for module in policy.modules() if type(module).__name__ in layers]:
         fully_shard(module, mesh=mesh, mp_policy=precision)
@@ -55,6 +63,16 @@ def shard(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
 
 
+def _evenly(ranks: int) -> Callable[[torch.Tensor], Shard | None]:
+    """How a weight of some experts is cut: between experts, or inside each where there are not enough of them."""
+
+    def dimension(weight: torch.Tensor) -> Shard | None:
+        inside = local(weight).shape[0] % ranks and weight.ndim > 1 and weight.shape[1] % ranks == 0
+        return Shard(1) if inside else None
+
+    return dimension
+
+
 def check_layout(model: Any, ranks: Ranks) -> None:
     """Raises `BadInput` where the ranks can't share a model's passes as they are to."""
     config = model.config
@@ -64,6 +82,9 @@ def check_layout(model: Any, ranks: Ranks) -> None:
     if ranks.tensor > 1:
         cannot = problems_with_cut(model, ranks.tensor)
         problems += [f"backend.parallel.tensor: {problem}" for problem in cannot]
+    if ranks.expert > 1 or (ranks.tensor > 1 and any(experts_of(model))):
+        cannot = problems_with_experts(model, ranks.expert * ranks.tensor)
+        problems += [f"backend.parallel.expert: {problem}" for problem in cannot]
     if problems:
         raise BadInput(problems)
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.routing import NOT_TOLD, from_text
 from rollouts_core.training.backend import TokenScores, TrainBatch, TrainFuture
 from rollouts_core.training.collate import learnt, learnt_tokens, pack_batch
 from rollouts_core.training.losses import Aggregation
@@ -28,11 +30,20 @@ def to_streams(samples: Sequence[Sample]) -> list[Example]:
         mask = np.asarray(sample.loss_mask, np.int32)
         logprobs = np.zeros(len(mask))
         logprobs[len(mask) - len(sample.rollout_log_probs) :] = sample.rollout_log_probs
-        example = Example(np.asarray(sample.tokens, np.int32), mask, len(sample.prompt.tokens))
+        tokens = np.asarray(sample.tokens, np.int32)
+        example = Example(tokens, mask, len(sample.prompt.tokens), experts=_experts(sample))
         examples.append(replace(example, streams={"rollout_logprobs": logprobs[learnt(example)]}))
     if not learnt_tokens(examples):
         raise BadInput("no token of the batch is learnt: every loss mask is 0 throughout")
     return examples
+
+
+def _experts(sample: Sample) -> npt.NDArray[np.uint8] | None:
+    """A row for each token; nobody tells of the last."""
+    if not sample.experts:
+        return None
+    told = np.frombuffer(from_text(sample.experts), np.uint8).reshape(len(sample.tokens) - 1, -1)
+    return np.concatenate([told, np.full_like(told[:1], NOT_TOLD)])
 
 
 def minibatches_of(samples: Sequence[Sample], minibatches: int) -> list[list[int]]:

@@ -4,12 +4,10 @@
 Decision: the cut weights are DTensors, which FSDP cuts once more and checkpoints know; what is computed with them is
 plain tensors, exchanged in the two places where a layer needs it. Weights that no plan names are whole on each rank.
 
-Decision: experts are not cut but shared out, whole ones to each rank: their matrices stay large, and a token goes
-through as many as on one device.
+Decision: experts are not cut but shared out (`expert_parallel.py`).
 
     colwise    rows of a weight: each rank computes some of a layer's outputs
     rowwise    columns: each rank takes some of its inputs, and outputs are summed
-    experts    a rank's experts take the tokens that chose them, and outputs are summed
     head, embeddings    a rank's rows of the vocabulary, where the ranks divide it
 
 Some plans gather a colwise layer's outputs and split a rowwise one's inputs again; what lies between is computed whole.
@@ -26,10 +24,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.func import functional_call
 
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.routing import PLANNED, planned_name
 from rollouts_core.training.collectives import copied, joined, part_of, summed
+from rollouts_core.training.expert_parallel import computed
 from rollouts_core.training.shard_files import local
 
 
@@ -71,14 +70,14 @@ def cut(model: Any, mesh: DeviceMesh) -> bool:
 
 def _cuts(model: Any) -> Iterator[tuple[str, nn.Module, str]]:
     """The modules that the plan names, with their names and how they are cut."""
-    plan = {_pattern(name, model): style for name, style in (model.config.base_model_tp_plan or {}).items()}
-    experts = {pattern.pattern.removesuffix("$") for pattern, style in plan.items() if style == "moe_tp_experts"}
-    for pattern, style in plan.items():
-        inside = any(pattern.pattern.startswith(f"{name}\\.") for name in experts)
-        if inside or "embed" in style:
+    plan = model.config.base_model_tp_plan or {}
+    experts = [name for name, style in plan.items() if style in PLANNED]
+    for planned, style in plan.items():
+        if "embed" in style or any(planned == name or planned.startswith(f"{name}.") for name in experts):
             continue
+        pattern = re.compile(planned_name(planned, model))
         for name, module in model.named_modules():
-            if pattern.match(name):
+            if pattern.fullmatch(name):
                 yield name, module, style
 
 
@@ -86,15 +85,8 @@ def _cut_sizes(module: Any, style: str) -> list[int]:
     """What ranks must divide."""
     if style == "replicated_with_grad_allreduce":
         return []
-    if style == "moe_tp_experts":
-        return [module.num_experts]
     weight = getattr(module, "base_layer", module).weight
     return [weight.shape[1 if style.startswith("rowwise") else 0]]
-
-
-def _pattern(name: str, model: Any) -> re.Pattern[str]:
-    full = f"{model.base_model_prefix}.{name}"
-    return re.compile(re.escape(full).replace(r"\*", r"\d+") + "$")
 
 
 def _colwise(module: Any, mesh: DeviceMesh) -> None:
@@ -137,26 +129,12 @@ def _replicated(module: Any, mesh: DeviceMesh) -> None:
     module.forward = partial(_used_for_a_part, module, mesh.get_group())
 
 
-def _experts(module: Any, mesh: DeviceMesh) -> None:
-    for name, value in list(module.named_parameters(recurse=False)):
-        if value.shape[0] != module.num_experts:
-            raise BadInput(
-                f"backend.parallel.tensor: {name} of {type(module).__name__} is not a matrix for each expert"
-            )
-        _shard(module, name, 0, mesh)
-    own = module.num_experts // mesh.size()
-    module.num_experts = own
-    first = mesh.get_local_rank() * own
-    module.forward = partial(_some_experts, module, first, own, mesh.get_group())
-
-
 _CUTS: dict[str, Callable[[Any, DeviceMesh], None]] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
     "colwise_gather_output": _gathered_colwise,
     "rowwise_split_input": _split_rowwise,
     "replicated_with_grad_allreduce": _replicated,
-    "moe_tp_experts": _experts,
 }
 
 
@@ -189,31 +167,4 @@ def _embedded(module: Any, group: dist.ProcessGroup, tokens: torch.Tensor) -> to
 
 
 def _used_for_a_part(module: nn.Module, group: dist.ProcessGroup, value: torch.Tensor) -> Any:
-    return _own_forward(module, {name: copied(weight, group) for name, weight in module.named_parameters()}, value)
-
-
-def _some_experts(
-    module: nn.Module,
-    first: int,
-    own: int,
-    group: dist.ProcessGroup,
-    hidden_NE: torch.Tensor,
-    chosen_NK: torch.Tensor,
-    weights_NK: torch.Tensor,
-) -> torch.Tensor:
-    """Each token and expert of this rank's is a row of its own, with one expert."""
-    hidden_NE, weights_NK = copied(hidden_NE, group), copied(weights_NK, group)
-    token_P, place_P = ((chosen_NK >= first) & (chosen_NK < first + own)).nonzero(as_tuple=True)
-    expert_P1 = (chosen_NK[token_P, place_P] - first)[:, None]
-    rows = hidden_NE[token_P], expert_P1, weights_NK[token_P, place_P][:, None]
-    found_PE = _own_forward(module, {name: local(value) for name, value in module.named_parameters()}, *rows)
-    return summed(torch.zeros_like(hidden_NE).index_add(0, token_P, found_PE), group)
-
-
-def _own_forward(module: nn.Module, weights: dict[str, torch.Tensor], *values: torch.Tensor) -> Any:
-    """What the module's class computes, with other weights."""
-    cut_forward = module.__dict__.pop("forward")
-    try:
-        return functional_call(module, weights, values)
-    finally:
-        module.__dict__["forward"] = cut_forward
+    return computed(module, {name: copied(weight, group) for name, weight in module.named_parameters()}, value)

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.file_names import on_meta, viewed
+from rollouts_core.inference.weights import stored
 
 Block = tuple[slice, ...]
 
@@ -124,34 +125,11 @@ class Piece:
         return ordered.reshape([side.stop - side.start for side in common])
 
 
-def stored(model: Any) -> dict[str, torch.Tensor]:
-    """What a model's files hold, by the model's own names: each parameter once, and the buffers that are kept.
-
-    Adapters are left out, as if there were none.
-    """
-    kept = model.state_dict(keep_vars=True)
-    named = [*model.named_parameters(), *((name, value) for name, value in model.named_buffers() if name in kept)]
-    return {name.replace(".base_layer.", "."): value for name, value in named if "lora_" not in name}
-
-
-def file_shapes(model: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and shape of each tensor of a model's files, by its name there."""
-    with _Views():  # type: ignore[no-untyped-call]
-        reverted = _reverted(model, {name: _on_meta(value) for name, value in stored(model).items()})
-    return {name: (value.dtype, tuple(value.shape)) for name, value in reverted.items()}
-
-
-def as_in_files(model: Any, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A weight of the model as the tensors that its files hold of it."""
-    return _reverted(model, {name: value})
-
-
 def pieces_of(model: Any) -> dict[str, list[Piece]]:
     """By the weights' names in the model. Raises `NotBlocks`."""
-    own = {name: _on_meta(value) for name, value in stored(model).items()}
+    own = {name: on_meta(value) for name, value in stored(model).items()}
     storages = {value.untyped_storage()._cdata: name for name, value in own.items()}
-    with _Views():  # type: ignore[no-untyped-call]
-        reverted = _reverted(model, own)
+    reverted = viewed(model, own)
     pieces: dict[str, list[Piece]] = {name: [] for name in own}
     for name, view in reverted.items():
         weight = storages.get(view.untyped_storage()._cdata)
@@ -159,26 +137,6 @@ def pieces_of(model: Any) -> dict[str, list[Piece]]:
             raise NotBlocks(f"{name} of the files is computed from the weights of {model.config.model_type}")
         pieces[weight].append(_piece(name, view, own[weight]))
     return pieces
-
-
-def _reverted(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from transformers.core_model_loading import revert_weight_conversion
-
-    found: dict[str, torch.Tensor] = revert_weight_conversion(model, weights)
-    return found
-
-
-def _on_meta(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")
-
-
-class _Views(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies of meta tensors stay views of what they are copied from."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.clone.default:
-            return args[0].view_as(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 def _piece(name: str, view: torch.Tensor, weight: torch.Tensor) -> Piece:

@@ -66,6 +66,8 @@ class Sample:
     """What the reward was made of, by name."""
     turn_rewards: tuple[float, ...] = ()
     """What of the reward single turns have earned; empty where only the whole counts."""
+    experts: str = ""
+    """Which experts each token but the last went through, where the engine tells (`inference.routing`, in base64)."""
 
     @cached_property
     def response_length(self) -> int:

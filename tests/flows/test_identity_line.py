@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen3MoeConfig
 
 from rollouts_core import config as config_module
 from rollouts_core.config import algorithms
@@ -63,7 +63,8 @@ CHANGES: dict[str, Any] = {
     "RLConfig.tokens_per_pass": 200, "RLConfig.optimizer": "muon", "RLConfig.log_samples": 1,
     "RLConfig.checkpoint_every": 3, "BackendConfig.activation_checkpointing": True,
     "BackendConfig.compile": True, "BackendConfig.processes": 2, "BackendConfig.offload_optimizer": True,
-    "ParallelConfig.context": 2, "ParallelConfig.tensor": 2,
+    "BackendConfig.balance_experts": True, "EngineConfig.replay_experts": True,
+    "ParallelConfig.context": 2, "ParallelConfig.tensor": 2, "ParallelConfig.expert": 2,
     "LoRAConfig.rank": 4, "LoRAConfig.alpha": 4.0, "LoRAConfig.targets": ["q_proj"],
     "GRPO.normalize_std": False, "GRPO.aggregation": "sequence", "DAPO.overlong_tokens": 2,
     "Distillation.revision": "v2", "CISPO.weight_low": 0.5, "CISPO.weight_high": 2.0,
@@ -107,6 +108,7 @@ COPIED = (
 CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment", "EvaluationConfig.during_rl", "EnvironmentConfig.name")
 """Operational, but they say which stages there are, or name what is in keys by its content."""
 EMBEDDED_ONLY = "EngineConfig.cache_gib"
+OF_MIXTURES = ("ParallelConfig.expert", "BackendConfig.balance_experts", "EngineConfig.replay_experts")
 NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
 
@@ -130,6 +132,14 @@ def own_fields() -> list[tuple[str, bool]]:
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     Qwen2Config().save_pretrained(directory)
+    save_file({"model.norm.weight": torch.ones(2)}, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mixture")
+    Qwen3MoeConfig(num_experts=4).save_pretrained(directory)
     save_file({"model.norm.weight": torch.ones(2)}, directory / "model.safetensors")
     return directory
 
@@ -196,10 +206,12 @@ def test_every_field_is_listed() -> None:
 
 @pytest.mark.parametrize(("name", "identity"), [entry for entry in own_fields() if entry[0] not in COPIED])
 def test_a_field_changes_keys_exactly_when_its_type_says_so(
-    base: Callable[[str], dict[str, Any]], name: str, identity: bool
+    base: Callable[[str], dict[str, Any]], mixture: Path, name: str, identity: bool
 ) -> None:
     part, field = name.split(".")
     data = base(part)
+    if name in OF_MIXTURES:
+        data["model"] = {"kind": "pretrained", "name": str(mixture)}
     if name == EMBEDDED_ONLY:
         data["engine"] = {"kind": "embedded"}
     before = keys(data)

@@ -41,17 +41,28 @@ def optimization(optimizer: OptimizerName = "adamw") -> Optimization:
     return Optimization(1e-2, optimizer, max_grad_norm=0.5)
 
 
-def train(backend: TrainingBackend, steps: range, tokens_per_pass: int = 30) -> list[dict[str, float]]:
-    """Steps of eight sequences; as many passes as they take, odd numbers among them."""
+def train(
+    backend: TrainingBackend, steps: range, tokens_per_pass: int = 30, replayed: bool = False
+) -> list[dict[str, float]]:
+    """Steps of eight sequences; as many passes as they take, odd numbers among them. `replayed`: two experts of each of
+    two layers are prescribed for each token."""
     told = []
     for step in steps:
         examples = sequences([3, 9, 14, 5, 7, 11, 2, 6][: 8 - step % 3], seed=step)
         cuts = best_fit([len(example.tokens) for example in examples], tokens_per_pass)
-        normalizer = float(learnt_tokens(examples))
-        futures = [backend.forward_backward(pack_batch([examples[i] for i in c], normalizer)) for c in cuts]
+        if replayed:
+            examples = [replace(example, experts=_some_experts(example)) for example in examples]
+        normalizer, total = float(learnt_tokens(examples)), sum(len(example.tokens) for example in examples)
+        passes = [pack_batch([examples[i] for i in c], normalizer) for c in cuts]
+        futures = [backend.forward_backward(replace(one, share=len(one.tokens_N) / total)) for one in passes]
         loss = sum(future.result()["loss_sum"] for future in futures)
         told.append({"loss": loss, **backend.optim_step().result()})
     return told
+
+
+def _some_experts(example: Example) -> Any:
+    first = np.asarray(example.tokens, np.uint8) % 4
+    return np.stack([first, (first + 1) % 4, (first + 2) % 4, first], 1)
 
 
 def main() -> None:
@@ -62,8 +73,8 @@ def main() -> None:
         for does in ("save", "load"):  # where rank 0 says, there is nothing on another host
             fsdp._DOES[does] = partial(lambda method, helper, told: getattr(helper.own, method)(Path("/nowhere")), does)
     ranks = join_ranks(os.environ.get("ROLLOUTS_TEST_DEVICE", "cpu"))
-    context, tensor = map(int, os.environ.get("ROLLOUTS_TEST_LAYOUT", "1 1").split())
-    ranks = replace(ranks, context=context, tensor=tensor)
+    context, tensor, expert = map(int, os.environ.get("ROLLOUTS_TEST_LAYOUT", "1 1 1").split())
+    ranks = replace(ranks, context=context, tensor=tensor, expert=expert)
     critic = what.endswith("grpo")
     loss = loss_of(what)
     dtype = torch.bfloat16 if what == "bfloat16" else torch.float32
@@ -72,7 +83,7 @@ def main() -> None:
     backend = create_fsdp_backend(
         model, loss, optimization("muon" if what.endswith("muon") else "adamw"), ranks, origin, critic=critic,
         activation_checkpointing=what.endswith("checkpointing"),
-        lora=LoRAConfig(rank=4) if what.endswith("lora") else None,
+        lora=LoRAConfig(rank=4) if what.endswith("lora") else None, balanced=what.endswith("balanced"),
     )  # fmt: skip
     if not isinstance(backend, FSDPTrainingBackend):
         if what == "killed":
@@ -149,7 +160,9 @@ def rank_zero(what: str, backend: FSDPTrainingBackend, directory: Path) -> Any:
         return []
     if what == "read-grpo":
         return train_grpo(backend)
-    told = train(backend, range(2 if what.startswith(("save", "read-save")) else STEPS))
+    told = train(
+        backend, range(2 if what.startswith(("save", "read-save")) else STEPS), replayed=what.endswith("replayed")
+    )
     if what.endswith("lora"):
         backend.save_adapter(directory / "adapter")
     if what.startswith(("save", "read-save")):

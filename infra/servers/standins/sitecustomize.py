@@ -2,11 +2,15 @@
 
 torchvision's compiled operators do not load beside a CPU build of torch, and importing it then fails on describing
 operators that do not exist. They are declared here, just before, and never called.
+
+SGLang registers memory of the host with CUDA where it tells which experts tokens went through, also on a host without
+CUDA. There it is left as it is.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -27,4 +31,27 @@ class _BeforeTorchvision(MetaPathFinder):
                     self.declared.define(f"{operator}(Tensor input) -> Tensor")
 
 
-sys.meta_path.insert(0, _BeforeTorchvision())
+REGISTERS = "sglang.srt.mem_cache.pool_host.common"
+
+
+class _BehindRegistration(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if name != REGISTERS:
+            return None
+        found = PathFinder.find_spec(name, path, target)
+        if found is None or found.loader is None:
+            return found
+        run: Any = found.loader.exec_module
+
+        def without_registration(module: Any) -> None:
+            import torch
+
+            run(module)
+            if torch.version.cuda is None:
+                module._cuda_host_register = lambda *given: None
+
+        found.loader.exec_module = without_registration  # type: ignore[method-assign]
+        return found
+
+
+sys.meta_path[:0] = [_BeforeTorchvision(), _BehindRegistration()]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
 from rollouts_core.errors import BadInput, ContextOverflow, MalformedAnswer, RolloutsError
 from rollouts_core.inference.engine import EVERYTHING, Completion, GenerationRequest, Truncation, joined
+from rollouts_core.inference.routing import behind, from_text
 from rollouts_core.inference.sampling import request_seed
 from rollouts_core.types.episode import AgentState, Answered, Sampled, Usage
 
@@ -114,7 +115,13 @@ class EngineEndpoint:
         if made.finish_reason == "abort":
             raise TurnAborted(made)
         sampled = Sampled(
-            given.tokens, made.tokens, made.log_probs, made.weight_versions, given.continues, given.differs
+            given.tokens,
+            made.tokens,
+            made.log_probs,
+            made.weight_versions,
+            given.continues,
+            given.differs,
+            behind(told_so_far(state) if given.continues else 0, made.experts),
         )
         message = read_turn(self.form, made.tokens, state.turn_idx)
         usage = Usage(len(request.prompt_tokens), len(made.tokens))
@@ -127,6 +134,14 @@ class EngineEndpoint:
             except BadInput as error:  # templates raise for what models may say
                 raise MalformedAnswer(str(error)) from error
         return Given(self.prompt or first_tokens(self.form, state.messages), continues=False, differs=False)
+
+
+def told_so_far(state: AgentState) -> int:
+    """Bytes of experts that the turns of the last sequence have told."""
+    told = 0
+    for turn in state.sampled:
+        told = (told if turn.continues else 0) + len(from_text(turn.experts))
+    return told
 
 
 def tokens_so_far(state: AgentState) -> Tokens:

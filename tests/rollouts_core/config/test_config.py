@@ -1,3 +1,4 @@
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +26,7 @@ OPERATIONAL = {
     "DPOConfig": {"log_every", "checkpoint_every"},
     "RLConfig": {"steps", "steps_per_segment", "log_samples", "checkpoint_every"},
     "BackendConfig": {"activation_checkpointing", "parallel", "processes"},
-    "ParallelConfig": {"context", "tensor"},
+    "ParallelConfig": {"context", "expert", "tensor"},
     "RolloutsConfig": {
         "max_concurrent_samples",
         "sample_seconds",
@@ -207,6 +208,21 @@ def test_every_field_is_described_and_on_its_side() -> None:
         assert names - set(identity_fields(part)) == OPERATIONAL.get(part.__name__, set()), part.__name__
         described = part.__pydantic_fields__
         assert all(described[name].description for name in names - {"kind"}), part.__name__
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["backend.processes=4", "backend.parallel.expert=3"], "parallel.expert 3 does not divide the 4 ranks"),
+        (["backend.processes=2", "backend.parallel.expert=2"], "2 ranks can't share experts: the model has none"),
+        (["backend.balance_experts=true"], "backend.balance_experts: a model from scratch has no experts"),
+        (["engine.replay_experts=true"], "engine.replay_experts: a model from scratch has no experts"),
+        (["engine.kind=vllm", "engine.replay_experts=true"], "replay_experts: vllm is not asked which experts"),
+    ],
+)
+def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(problem)):
+        load_config(Path("configs/arithmetic.py"), settings)
 
 
 def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() -> None:

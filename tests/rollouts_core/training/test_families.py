@@ -1,7 +1,6 @@
 """Every family that docs/models.md names, tiny and random, against transformers: loss, gradients, decoding, files."""
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.families import REFUSED, problems_of
-from rollouts_core.inference.registry import engine_for
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.exporting import save_policy
@@ -64,11 +61,11 @@ TRIED_REFUSALS = ("stablelm", "nemotron", "falcon", "gptj", "bloom")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 
 
-def family(name: str) -> Any:
+def family(name: str, **more: Any) -> Any:
     """Attention is transformers' plain one; no dropout, since GPT-2's config has it."""
     torch.manual_seed(0)
     settings = SHAPE | {"max_position_embeddings": CONTEXT, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 0}
-    config = AutoConfig.for_model(name, **settings | (FAMILIES[name][1] if name in FAMILIES else {}))
+    config = AutoConfig.for_model(name, **settings | (FAMILIES[name][1] if name in FAMILIES else {}) | more)
     for dropout in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
         if hasattr(config, dropout):
             setattr(config, dropout, 0.0)
@@ -135,12 +132,6 @@ def test_what_is_not_computed_is_refused_by_name(name: str) -> None:
         Policy(family(name))
     with pytest.raises(BadInput, match=f"{name} is not supported: {REFUSED[name]}"):
         TorchEngine(family(name), CONTEXT, 1)
-
-
-def test_experts_that_transformers_joins_are_refused_for_servers_by_name(tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text(json.dumps({"memory": str(tmp_path)}))
-    with pytest.raises(BadInput, match="the weights of qwen3_moe have other names here than in its files"):
-        engine_for(EngineConfig(kind="sglang"), family("qwen3_moe"), character_tokenizer(), CONTEXT, tmp_path)
 
 
 @pytest.mark.parametrize(

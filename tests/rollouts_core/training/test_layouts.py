@@ -15,13 +15,19 @@ from tests.rollouts_core.training.test_families import family
 from tests.rollouts_core.training.test_fsdp import launched, on_ranks
 
 LAYOUTS = {
-    "tensor": (2, 1, 2),
-    "context": (2, 2, 1),
-    "data-tensor": (4, 1, 2),
-    "data-context": (4, 2, 1),
-    "context-tensor": (4, 2, 2),
+    "tensor": (2, 1, 2, 1),
+    "context": (2, 2, 1, 1),
+    "data-tensor": (4, 1, 2, 1),
+    "data-context": (4, 2, 1, 1),
+    "context-tensor": (4, 2, 2, 1),
 }
-"""By name: ranks, and how many share a row and a layer."""
+"""By name: ranks, and how many share a row, a layer, and experts."""
+OF_EXPERTS = {
+    "expert": (2, 1, 1, 2),
+    "data-expert": (4, 1, 1, 2),
+    "expert-tensor": (4, 1, 2, 2),
+    "expert-context": (4, 2, 1, 4),
+}
 FAST = "context-tensor"
 COMBINED = ["read", "read-grpo", "read-muon", "read-lora", "read-checkpointing"]
 
@@ -33,12 +39,13 @@ def alone(what: str, model: Any) -> PyTorchTrainingBackend:
         optimization("muon" if what.endswith("muon") else "adamw"),
         lora=LoRAConfig(rank=4) if what.endswith("lora") else None,
         critic=what.endswith("grpo"),
+        balanced=what.endswith("balanced"),
     )
 
 
 def in_layout(layout: str, what: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    ranks, context, tensor = LAYOUTS[layout]
-    monkeypatch.setenv("ROLLOUTS_TEST_LAYOUT", f"{context} {tensor}")
+    ranks, *shared = (LAYOUTS | OF_EXPERTS)[layout]
+    monkeypatch.setenv("ROLLOUTS_TEST_LAYOUT", " ".join(map(str, shared)))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return on_ranks(what, directory, ranks)
 
@@ -67,16 +74,46 @@ def assert_alike(told: Any, expected: Any, weights: dict[str, torch.Tensor], bac
 def test_ranks_that_share_passes_are_one_device(
     layout: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = wide_model()
-    model.save_pretrained(tmp_path / "model")
-    told, weights = in_layout(layout, what, tmp_path, monkeypatch)
+    assert_one_device(wide_model(), layout, what, tmp_path, monkeypatch)
+
+
+def assert_one_device(model: Any, layout: str, what: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.save_pretrained(directory / "model")
+    told, weights = in_layout(layout, what, directory, monkeypatch)
     backend = alone(what, model)
     if what.endswith("muon"):  # which orthogonalises in bfloat16, whatever the weights are
         expected = train(backend, range(STEPS))
         assert [one["loss"] for one in told] == pytest.approx([one["loss"] for one in expected], rel=1e-2)
         return
-    expected = train_grpo(backend) if what.endswith("grpo") else train(backend, range(STEPS), tokens_per_pass=1000)
+    replayed, cut = what.endswith("replayed"), 30 if what.endswith("balanced") else 1000
+    expected = train_grpo(backend) if what.endswith("grpo") else train(backend, range(STEPS), cut, replayed)
     assert_alike(told, expected, weights, backend)
+
+
+@pytest.mark.parametrize(
+    ("layout", "what", "name"),
+    [
+        pytest.param(layout, what, name, marks=() if (layout, what) == ("expert", "read") else pytest.mark.slow)
+        for layout, what, name in [
+            *(("expert", what, "qwen3_moe") for what in COMBINED),
+            *((layout, what, "qwen3_moe") for layout in OF_EXPERTS if layout != "expert" for what in COMBINED[:2]),
+            *((layout, what, "qwen3_moe") for layout in OF_EXPERTS for what in ("read-balanced", "read-replayed")),
+            *((layout, "read-balanced", "deepseek_v3") for layout in OF_EXPERTS),
+            *((layout, "read", "gpt_oss") for layout in OF_EXPERTS if layout != "expert-tensor"),
+            *(("data-expert", "read", name) for name in ("mixtral", "olmoe", "glm4_moe")),
+        ]
+    ],
+)
+def test_ranks_that_share_experts_are_one_device(
+    layout: str, what: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_one_device(mixture(name), layout, what, tmp_path, monkeypatch)
+
+
+def mixture(name: str) -> Any:
+    """Four experts, and heads that four ranks divide."""
+    more = {} if name == "deepseek_v3" else {"router_aux_loss_coef": 0.3}
+    return family(name, num_key_value_heads=4, **more)
 
 
 @pytest.mark.slow
@@ -86,11 +123,7 @@ def test_every_familys_plan_is_one_device(
     layout: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Normalised queries, experts, windows."""
-    model = family(name)
-    model.save_pretrained(tmp_path / "model")
-    told, weights = in_layout(layout, "read", tmp_path, monkeypatch)
-    backend = alone("read", model)
-    assert_alike(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
+    assert_one_device(family(name), layout, "read", tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
@@ -120,8 +153,8 @@ def test_what_can_not_be_shared_is_told(
     name: str, layout: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tiny_model() if name == "tiny" else family(name)).save_pretrained(tmp_path / "model")
-    ranks, context, tensor = LAYOUTS[layout]
-    monkeypatch.setenv("ROLLOUTS_TEST_LAYOUT", f"{context} {tensor}")
+    ranks, *shared = (LAYOUTS | OF_EXPERTS)[layout]
+    monkeypatch.setenv("ROLLOUTS_TEST_LAYOUT", " ".join(map(str, shared)))
     done = launched("read", tmp_path, ranks)
     assert done.returncode != 0
     assert problem in done.stderr

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from rollouts_core.config import ScratchModel
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.weights import stored
 from rollouts_core.training.blank import blank_model, drawn_weights
 from rollouts_core.training.exporting import save_policy
 from rollouts_core.training.models import DTYPES, create_model
-from rollouts_core.training.weight_files import WeightFiles, stored
+from rollouts_core.training.weight_files import WeightFiles
 from tests.rollouts_core.models import CONTEXT, character_tokenizer, tiny_model
 from tests.rollouts_core.training.test_families import FAMILIES, family
 

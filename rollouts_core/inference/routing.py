@@ -1,0 +1,184 @@
+"""What the routers of a mixture's layers choose: looked at, or prescribed.
+
+Decision: a router computes by its own class, so each family's rule stays its own. Where choices are prescribed (router
+replay, arXiv 2510.11370), `topk` gives these inside it, and the weights that follow are the family's own arithmetic.
+
+Decision: choices travel as bytes, a row for each token: its experts of every layer, a byte each, two where a layer has
+256 experts or more. A row of only 0xFF is a token of which nobody told.
+
+Legend: N tokens of a pass, K experts that each goes through, X experts of a layer, R bytes of a row.
+"""
+
+import base64
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from rollouts_core.errors import BadInput
+
+PLANNED = ("moe_tp_experts", "ep_dispatch_experts")
+"""What transformers' plans call a module of experts."""
+NOT_TOLD = 0xFF
+"""Every byte of a row."""
+ONE_BYTE = 255
+"""So many experts of a layer are told apart by a byte; 255 itself means that nobody told."""
+TOPK = (torch.topk, torch.Tensor.topk)
+
+
+class Routers(NamedTuple):
+    """Of the layers that have experts, which are alike."""
+
+    by_layer: dict[int, Any]
+    experts: int
+    """Of a layer."""
+    per_token: int
+    model_layers: int
+    """All of the model, with experts or without."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8 if self.experts <= ONE_BYTE else torch.uint16
+
+    def rows_of(self, chosen_NLK: torch.Tensor) -> torch.Tensor:
+        """NR"""
+        return chosen_NLK.to(self.dtype).view(torch.uint8).flatten(1)
+
+    def read_all_layers(self, numbers: bytes) -> bytes:
+        """Rows of what a server told of every layer of the model, as int32 (SGLang). Raises ValueError."""
+        told = np.frombuffer(numbers, np.int32).reshape(-1, self.model_layers, self.per_token)
+        chosen = torch.from_numpy(told[:, list(self.by_layer)])
+        return self.rows_of(chosen).numpy().tobytes()
+
+
+class Routing:
+    """What the routers of one model choose in a pass. There is one for a model at a time."""
+
+    def __init__(self, routers: Routers) -> None:
+        self.routers = routers
+        self.logits_NX: dict[int, torch.Tensor] = {}
+        """Of the last pass, by layer."""
+        self.chosen_NK: dict[int, torch.Tensor] = {}
+        self.own_NK: dict[int, torch.Tensor] = {}
+        """What they would have chosen by themselves, where choices were prescribed."""
+        self._prescribed: dict[int, torch.Tensor] = {}
+        for layer, router in routers.by_layer.items():
+            router.forward = partial(self._route, router, layer)
+
+    def prescribe(self, rows_NR: torch.Tensor | None) -> None:
+        """Say what the next pass chooses; None: as the routers do."""
+        self._prescribed = {}
+        if rows_NR is None:
+            return
+        routers = self.routers
+        if rows_NR.shape[1] != len(routers.by_layer) * routers.per_token * routers.dtype.itemsize:
+            raise BadInput(f"experts were told in {rows_NR.shape[1]} bytes a token: they are of another model")
+        told = rows_NR.contiguous().view(routers.dtype).to(torch.int64)
+        told = torch.where(told == torch.iinfo(routers.dtype).max, -1, told)
+        by_layer = told.view(len(rows_NR), len(routers.by_layer), routers.per_token)
+        self._prescribed = {layer: by_layer[:, place] for place, layer in enumerate(routers.by_layer)}
+
+    def rows(self) -> torch.Tensor:
+        """NR: what the last pass chose."""
+        return self.routers.rows_of(torch.stack([self.chosen_NK[layer] for layer in self.routers.by_layer], 1))
+
+    def forget(self) -> None:
+        """Let go of what the last pass left."""
+        self.logits_NX, self.chosen_NK, self.own_NK = {}, {}, {}
+
+    def _route(self, router: nn.Module, layer: int, *values: torch.Tensor) -> Any:
+        kind: Any = type(router)
+        prescribed = self._prescribed.get(layer)
+        if prescribed is None:
+            found = kind.forward(router, *values)
+        else:
+            with _Prescribed(prescribed, self.routers.experts) as mode:
+                found = kind.forward(router, *values)
+            self.own_NK[layer] = mode.own_NK
+        self.logits_NX[layer], _, self.chosen_NK[layer] = found
+        return found
+
+
+def routers_of(model: Any) -> Routers | None:
+    """None for a model without experts, or with routers of which what they choose is not known."""
+    found: dict[int, Any] = {}
+    for name, _ in experts_of(model):
+        layer = re.search(r"\.(\d+)\.", name)
+        router = next(_routers(model.get_submodule(name.rpartition(".")[0])), None)
+        if layer is None or router is None:
+            return None
+        found[int(layer[1])] = router
+    if not found:
+        return None
+    one = next(iter(found.values()))
+    return Routers(found, len(one.weight), one.top_k, model.config.num_hidden_layers)
+
+
+def let_go(model: Any) -> None:
+    """Have no `Routing` look at a model's routers any longer."""
+    if routers := routers_of(model):
+        for router in routers.by_layer.values():
+            vars(router).pop("forward", None)
+
+
+def experts_of(model: Any) -> Iterator[tuple[str, Any]]:
+    """The modules that hold a layer's experts, by name. Each takes tokens, their experts and their weights."""
+    plans = (getattr(model.config, name, None) or {} for name in ("base_model_tp_plan", "base_model_ep_plan"))
+    named = {name for plan in plans for name, style in plan.items() if style in PLANNED}
+    patterns = [re.compile(planned_name(name, model)) for name in named]
+    for name, module in model.named_modules():
+        if any(pattern.fullmatch(name) for pattern in patterns):
+            yield name, module
+
+
+def planned_name(name: str, model: Any) -> str:
+    """A name in a plan, which counts layers by a star, as an expression that a module's name matches."""
+    return re.escape(f"{model.base_model_prefix}.{name}").replace(r"\*", r"\d+")
+
+
+def to_text(rows: bytes) -> str:
+    """As records and servers' answers hold them."""
+    return base64.b64encode(rows).decode()
+
+
+def from_text(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def continued(before: str, after: str) -> str:
+    """Rows as they were told first, and those behind them of a later answer, which tells of all tokens."""
+    there = from_text(before)
+    return to_text(there + from_text(behind(len(there), after)))
+
+
+def behind(told: int, rows: str) -> str:
+    """Without the first bytes, which were told before."""
+    return to_text(from_text(rows)[told:])
+
+
+def _routers(block: Any) -> Iterator[Any]:
+    for part in block.children():
+        if isinstance(getattr(part, "top_k", None), int) and isinstance(getattr(part, "weight", None), torch.Tensor):
+            yield part
+
+
+class _Prescribed(TorchFunctionMode):
+    """`topk` over all experts gives the prescribed ones, and its own where nobody prescribed."""
+
+    def __init__(self, given_NK: torch.Tensor, experts: int) -> None:
+        super().__init__()
+        self._given_NK, self._experts = given_NK, experts
+        self.own_NK = given_NK
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in TOPK or args[0].shape[-1] != self._experts or found.indices.shape != self._given_NK.shape:
+            return found
+        self.own_NK = found.indices
+        given_NK = torch.where(self._given_NK < 0, found.indices, self._given_NK)
+        return torch.return_types.topk((args[0].gather(-1, given_NK), given_NK))
