@@ -186,7 +186,8 @@ def optimizer_step(
     with timer.phase("optim"):
         stepped = backend.optim_step().result()
     summed = combined([future.result() for future in futures])
-    return summed, {**stepped, **_speed(backend, summed, time.perf_counter() - began)}
+    uneven = {"experts/balance_loss": summed["balance_loss_sum"]} if "balance_loss_sum" in summed else {}
+    return summed, {**stepped, **uneven, **_speed(backend, summed, time.perf_counter() - began)}
 
 
 def _speed(backend: TrainingBackend, summed: Metrics, seconds: float) -> Metrics:

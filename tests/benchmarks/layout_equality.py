@@ -1,8 +1,8 @@
 """How far ranks that share passes are from one device: `python -m tests.benchmarks.layout_equality [LAYOUT ...]`.
 
 Real gloo ranks, started by torchrun, take four steps of a tiny model in float32, by each layout and what may be
-combined with it. The largest relative difference of losses (of RL: policy, value, entropy and KL terms), of gradients'
-norms, and the largest difference of a weight, beside one device's.
+combined with it; ranks that share experts, of a tiny Qwen3-MoE. The largest relative difference of losses (of RL:
+policy, value, entropy and KL terms), of gradients' norms, and the largest difference of a weight, beside one device's.
 """
 
 import os
@@ -12,25 +12,26 @@ from pathlib import Path
 
 from tests.rollouts_core.on_ranks import STEPS, train, train_grpo
 from tests.rollouts_core.training.test_fsdp import on_ranks
-from tests.rollouts_core.training.test_layouts import COMBINED, LAYOUTS, alone, wide_model
+from tests.rollouts_core.training.test_layouts import COMBINED, LAYOUTS, OF_EXPERTS, alone, mixture, wide_model
 
 
 def main() -> None:
     print(f"{'layout':<16}{'what':<20}{'losses':>10}{'norms':>10}{'weights':>10}")
-    for layout in sys.argv[1:] or LAYOUTS:
-        ranks, context, tensor = LAYOUTS[layout]
-        os.environ |= {"ROLLOUTS_TEST_LAYOUT": f"{context} {tensor}", "OMP_NUM_THREADS": "1"}
-        for what in COMBINED:
+    for layout in sys.argv[1:] or (*LAYOUTS, *OF_EXPERTS):
+        ranks, *shared = (LAYOUTS | OF_EXPERTS)[layout]
+        os.environ |= {"ROLLOUTS_TEST_LAYOUT": " ".join(map(str, shared)), "OMP_NUM_THREADS": "1"}
+        for what in (*COMBINED, "read-balanced", "read-replayed") if layout in OF_EXPERTS else COMBINED:
             with tempfile.TemporaryDirectory() as directory:
                 _compare(layout, ranks, what, Path(directory))
 
 
 def _compare(layout: str, ranks: int, what: str, directory: Path) -> None:
-    model = wide_model()
+    model = mixture("qwen3_moe") if layout in OF_EXPERTS else wide_model()
     model.save_pretrained(directory / "model")
     told, weights = on_ranks(what, directory, ranks)
     backend = alone(what, model)
-    steps = train_grpo(backend) if what.endswith("grpo") else train(backend, range(STEPS))
+    replayed = what.endswith("replayed")
+    steps = train_grpo(backend) if what.endswith("grpo") else train(backend, range(STEPS), replayed=replayed)
     pairs = list(zip(told, steps, strict=True))
     losses = max(_apart(one[name], other[name]) for one, other in pairs for name in other if "loss" in name)
     norms = max(_apart(one["grad_norm"], other["grad_norm"]) for one, other in pairs)
