@@ -151,7 +151,7 @@ def joined(before: Completion | None, after: Completion) -> Completion:
         tokens=before.tokens + after.tokens,
         log_probs=before.log_probs + after.log_probs,
         weight_versions=before.weight_versions + after.weight_versions,
-        experts=continued(before.experts, after.experts) if after.experts else "",
+        experts=continued(before.experts, after.experts),
     )
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -49,10 +50,10 @@ class Routers(NamedTuple):
         """NR"""
         return chosen_NLK.to(self.dtype).view(torch.uint8).flatten(1)
 
-    def read_all_layers(self, numbers: bytes) -> bytes:
-        """Rows of what a server told of every layer of the model, as int32 (SGLang). Raises ValueError."""
-        told = np.frombuffer(numbers, np.int32).reshape(-1, self.model_layers, self.per_token)
-        chosen = torch.from_numpy(told[:, list(self.by_layer)])
+    def read_all_layers(self, numbers: npt.NDArray[np.integer[Any]]) -> bytes:
+        """Rows of what a server told of every layer of the model. Raises ValueError."""
+        told = numbers.reshape(-1, self.model_layers, self.per_token)
+        chosen = torch.from_numpy(told[:, list(self.by_layer)].astype(np.int64))
         return self.rows_of(chosen).numpy().tobytes()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+import numpy as np
 
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import ContextOverflow, EngineRefused, EngineUnavailable, MalformedAnswer
@@ -231,7 +232,8 @@ def read_completion(answer: Any, request: GenerationRequest, routers: Routers | 
             int(span["version"]) for span in meta["weight_versions"] or [] for _ in range(span["start"], span["end"])
         ]
         reason = meta["finish_reason"]["type"]
-        experts = to_text(routers.read_all_layers(from_text(meta.get("routed_experts") or ""))) if routers else ""
+        told = np.frombuffer(from_text(meta.get("routed_experts") or ""), np.int32)
+        experts = to_text(routers.read_all_layers(told)) if routers else ""
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
     if (

@@ -11,6 +11,7 @@ request with a truncation are of what the truncation kept, which the trainer doe
 the two together.
 """
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import anyio
+import numpy as np
 
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, WeightMismatch
@@ -29,11 +31,13 @@ from rollouts_core.inference.engine import (
     ModelLimits,
     check_request,
     check_weights,
+    joined,
     shapes_in,
 )
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
+from rollouts_core.inference.routing import Routers, from_text, to_text
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import DiskTransport
 from rollouts_core.inference.weights import shapes_of
@@ -93,7 +97,7 @@ class VLLMEngine:
             while True:
                 await self._open.wait()
                 left = replace(request, generated=request.generated + made.tokens)
-                made = _behind(made, await self._ask_once(left))
+                made = joined(made, await self._ask_once(left))
                 if made.finish_reason != "abort" or request.request_id in self._unwanted:
                     return made
         finally:
@@ -139,7 +143,7 @@ class VLLMEngine:
             )
         finally:
             self._places.pop(request.request_id, None)
-        return read_completion(answer, request, version)
+        return read_completion(answer, request, version, self._limits.routers)
 
     def _chosen(self, session: str) -> Replica:
         self._members.servers()
@@ -199,28 +203,27 @@ class VLLMEngine:
         }
 
 
-def read_completion(answer: Any, request: GenerationRequest, version: int) -> Completion:
-    """What /v1/completions says of one prompt. Raises `MalformedAnswer`."""
+def read_completion(
+    answer: Any, request: GenerationRequest, version: int, routers: Routers | None = None
+) -> Completion:
+    """What /v1/completions says of one prompt; with `routers`, of experts as well. Raises `MalformedAnswer`."""
     try:
         choice = answer["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"])
         log_probs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"]) if tokens else ()
         reason = choice["finish_reason"]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        experts = _experts(choice, routers) if routers else ""
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
         raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
     if len(log_probs) != len(tokens) or reason not in ("stop", "length", "abort"):
         raise MalformedAnswer(
             f"request {request.request_id}: {len(tokens)} tokens, {len(log_probs)} log-probabilities, "
             f"finish reason {reason!r}"
         )
-    return Completion(request.request_id, tokens, log_probs, (version,) * len(tokens), reason)
+    return Completion(request.request_id, tokens, log_probs, (version,) * len(tokens), reason, experts)
 
 
-def _behind(before: Completion, after: Completion) -> Completion:
-    return Completion(
-        after.request_id,
-        before.tokens + after.tokens,
-        before.log_probs + after.log_probs,
-        before.weight_versions + after.weight_versions,
-        after.finish_reason,
-    )
+def _experts(choice: Any, routers: Routers) -> str:
+    """None are told of a request that was aborted before it began."""
+    told = choice["routed_experts"]
+    return to_text(routers.read_all_layers(np.load(io.BytesIO(from_text(told)), allow_pickle=False))) if told else ""

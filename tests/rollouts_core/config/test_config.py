@@ -217,7 +217,6 @@ def test_every_field_is_described_and_on_its_side() -> None:
         (["backend.processes=2", "backend.parallel.expert=2"], "2 ranks can't share experts: the model has none"),
         (["backend.balance_experts=true"], "backend.balance_experts: a model from scratch has no experts"),
         (["engine.replay_experts=true"], "engine.replay_experts: a model from scratch has no experts"),
-        (["engine.kind=vllm", "engine.replay_experts=true"], "replay_experts: vllm is not asked which experts"),
     ],
 )
 def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem: str) -> None:
