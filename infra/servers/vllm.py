@@ -26,9 +26,6 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
     else:
         command += ["--enforce-eager"]
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    if config.replay_experts:
-        command += ["--enable-return-routed-experts"]
-        environment |= {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     return {
         "command": [*command, *config.arguments],
         "environment": environment,

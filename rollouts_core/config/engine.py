@@ -47,4 +47,6 @@ class EngineConfig:
             problems.append(f"cache_gib is of the embedded engine, and the engine is {self.kind}")
         if self.kind == "vllm" and self.weight_sync != "disk":
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
+        if self.kind == "vllm" and self.replay_experts:
+            problems.append("replay_experts: vllm serves no mixtures here; use sglang or embedded")
         return or_raise(self, problems)

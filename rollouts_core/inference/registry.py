@@ -15,8 +15,9 @@ from rollouts_core.errors import BadInput
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import InferenceEngine, ModelLimits
 from rollouts_core.inference.file_names import file_shapes, named_as_in_files
+from rollouts_core.inference.published import MIXTURES_ON_VLLM
 from rollouts_core.inference.replicas import Fleet, SupervisedServers
-from rollouts_core.inference.routing import routers_of
+from rollouts_core.inference.routing import experts_of, routers_of
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 
 
@@ -40,8 +41,10 @@ def server_engine(config: EngineConfig, fleet: Fleet, model: Any, max_length: in
     """Over servers that are there, which know weights by the names of a model's files. `memory`: a directory for
     weights on their way.
 
-    Raises `BadInput` where the config replays experts and the model's are not known.
+    Raises `BadInput` for a mixture on vLLM, and where the config replays experts and the model's are not known.
     """
+    if config.kind == "vllm" and any(experts_of(model)):
+        raise BadInput(f"engine.kind: {model.config.model_type} is a mixture of experts, and {MIXTURES_ON_VLLM}")
     shapes = {name: shape for name, (_, shape) in file_shapes(model).items()}
     routers = routers_of(model) if config.replay_experts else None
     if config.replay_experts and routers is None:

@@ -11,7 +11,6 @@ request with a truncation are of what the truncation kept, which the trainer doe
 the two together.
 """
 
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import anyio
-import numpy as np
 
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, WeightMismatch
@@ -37,7 +35,6 @@ from rollouts_core.inference.engine import (
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
-from rollouts_core.inference.routing import Routers, from_text, to_text
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import DiskTransport
 from rollouts_core.inference.weights import shapes_of
@@ -143,7 +140,7 @@ class VLLMEngine:
             )
         finally:
             self._places.pop(request.request_id, None)
-        return read_completion(answer, request, version, self._limits.routers)
+        return read_completion(answer, request, version)
 
     def _chosen(self, session: str) -> Replica:
         self._members.servers()
@@ -203,27 +200,18 @@ class VLLMEngine:
         }
 
 
-def read_completion(
-    answer: Any, request: GenerationRequest, version: int, routers: Routers | None = None
-) -> Completion:
-    """What /v1/completions says of one prompt; with `routers`, of experts as well. Raises `MalformedAnswer`."""
+def read_completion(answer: Any, request: GenerationRequest, version: int) -> Completion:
+    """What /v1/completions says of one prompt. Raises `MalformedAnswer`."""
     try:
         choice = answer["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"])
         log_probs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"]) if tokens else ()
         reason = choice["finish_reason"]
-        experts = _experts(choice, routers) if routers else ""
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
     if len(log_probs) != len(tokens) or reason not in ("stop", "length", "abort"):
         raise MalformedAnswer(
             f"request {request.request_id}: {len(tokens)} tokens, {len(log_probs)} log-probabilities, "
             f"finish reason {reason!r}"
         )
-    return Completion(request.request_id, tokens, log_probs, (version,) * len(tokens), reason, experts)
-
-
-def _experts(choice: Any, routers: Routers) -> str:
-    """None are told of a request that was aborted before it began."""
-    told = choice["routed_experts"]
-    return to_text(routers.read_all_layers(np.load(io.BytesIO(from_text(told)), allow_pickle=False))) if told else ""
+    return Completion(request.request_id, tokens, log_probs, (version,) * len(tokens), reason)

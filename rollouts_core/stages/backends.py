@@ -9,7 +9,7 @@ from rollouts_core.stages.workspace import Work
 from rollouts_core.training.algorithms import Recipe, recipe_of
 from rollouts_core.training.configured import Backend, backend_for
 from rollouts_core.training.origins import Origin
-from rollouts_core.training.ranks import Ranks
+from rollouts_core.training.ranks import Ranks, check_alike
 from rollouts_core.training.sharding import check_layout
 from rollouts_core.user_code import load_function
 
@@ -22,6 +22,7 @@ def stage_backend(work: Work, model: Any, origin: Origin) -> Backend:
     ranks = laid_out(ranks, work.stage)
     check_layout(model, ranks)
     ranks.tell({"do": "build", "stage": stage_to_data(work.stage), "origin": asdict(origin)})
+    check_alike(ranks.memories())
     return backend_of(work.stage, model, ranks, origin)
 
 

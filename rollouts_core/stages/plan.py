@@ -20,7 +20,7 @@ from rollouts_core.config.algorithms import CustomAlgorithm, Distillation
 from rollouts_core.config.model import TokenizerSpec
 from rollouts_core.environments.registry import identify_environment
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.published import experts_of, heads_of, problems_with
+from rollouts_core.inference.published import MIXTURES_ON_VLLM, experts_of, heads_of, problems_with
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
 from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizeSpec
@@ -243,6 +243,8 @@ def _unsuited(config: PipelineConfig) -> list[str]:
         "backend.balance_experts": config.backend.balance_experts,
         "engine.replay_experts": config.engine.replay_experts,
     }
+    if experts and config.engine.kind == "vllm" and config.rl is not None:
+        problems.append(f"engine.kind: the model is a mixture of experts, and {MIXTURES_ON_VLLM}")
     return problems + [f"{field}: the model has no experts" for field, on in wanted.items() if on and experts == 0]
 
 

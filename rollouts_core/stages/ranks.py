@@ -107,6 +107,7 @@ def help_rank_zero(ranks: Any) -> None:
     while message["do"] == "build":
         origin = Origin(**message["origin"])
         stage = stage_from_data(message["stage"])
+        ranks.memories()
         shared = laid_out(ranks, stage)
         own = backend_of(stage, origin.blank(), shared, origin)
         assert isinstance(own, PyTorchTrainingBackend), "rank 0 alone has the other kind"

@@ -11,7 +11,7 @@ A rank that dies ends all: torchrun's agent, which started them, sees to it (`st
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rollouts_core.errors import BadInput
+from rollouts_core.memory import GIB, machine_bytes
 from rollouts_core.training.backend import TrainBatch
 from rollouts_core.training.packed import Span
 
@@ -27,6 +29,8 @@ QUIET = timedelta(hours=24)
 """How long the others may wait for rank 0, which may be generating. One that is gone is noticed by the agent."""
 
 
+ALIKE = 0.8
+"""Memories are alike where the least is this share of the most."""
 KINDS = {"float": torch.float32, "integer": torch.int64, "byte": torch.uint8}
 """How tensors are sent."""
 
@@ -85,6 +89,16 @@ class Ranks:
         for name, value in numbers.items():
             dist.send(value.to("cpu", KINDS[kinds[name]]).contiguous(), to)
 
+    def memories(self) -> list[int]:
+        """Bytes of memory of each rank's device, or its share of its host's; every rank asks for them."""
+        if self.device.type == "cuda":
+            own = torch.cuda.get_device_properties(self.device).total_memory
+        else:
+            own = machine_bytes() // int(os.environ["LOCAL_WORLD_SIZE"])
+        told = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
+        dist.all_gather(told, torch.tensor([own]))
+        return [int(value) for value in told]
+
     def receive(self, sender: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What `send` sent."""
         about, kinds = _from_bytes(partial(dist.recv, src=sender))
@@ -107,6 +121,17 @@ def join_ranks(device: str) -> Ranks:
     shared = int(os.environ["LOCAL_WORLD_SIZE"]) > there  # NCCL wants a GPU for each rank
     dist.init_process_group("gloo" if shared else "cpu:gloo,cuda:nccl", timeout=QUIET)
     return Ranks(rank, size, own)
+
+
+def check_alike(memories: Sequence[int]) -> None:
+    """Raises `BadInput` where ranks, which hold alike parts, have memory of unlike size."""
+    least, most = (memories.index(wanted) for wanted in (min(memories), max(memories)))
+    if memories[least] < ALIKE * memories[most]:
+        raise BadInput(
+            f"backend.processes: ranks hold parts of one size, and rank {least} has {memories[least] / GIB:.1f} GiB of "
+            f"memory, rank {most} has {memories[most] / GIB:.1f} GiB: take machines of one kind (machine.accelerator, "
+            "machine.gpu_memory_gb)"
+        )
 
 
 def share_disk() -> bool:

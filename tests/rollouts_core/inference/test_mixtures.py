@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig
+from rollouts_core.errors import BadInput
 from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.file_names import named_as_in_files
 from rollouts_core.inference.registry import server_engine
@@ -53,8 +54,13 @@ def test_each_weight_is_gathered_once_and_cut_into_buckets(tmp_path: Path) -> No
     assert {name for part in parts for name in part} == set(load_file(tmp_path / "model.safetensors"))
 
 
+def test_a_mixture_on_vllm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"engine\.kind: qwen3_moe is a mixture of experts, and vLLM computes wrongly"):
+        server_engine(EngineConfig(kind="vllm"), SupervisedServers(tmp_path), family("qwen3_moe"), CONTEXT, tmp_path)
+
+
 def served_mixture(seed: int = 0) -> Any:
-    """Heads of 32 and experts of 64, as SGLang and vLLM compute them on the CPU."""
+    """Heads of 32 and experts of 64, as SGLang computes them on the CPU."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
         "qwen3_moe", vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2, head_dim=32,
@@ -74,8 +80,7 @@ def servers(
     directory = tmp_path_factory.mktemp("mixture") / "model"
     served_mixture().save_pretrained(directory)
     character_tokenizer().save_pretrained(directory)
-    tells = request.param == "sglang"  # vLLM tells on GPUs alone
-    config = EngineConfig(kind=request.param, max_running_requests=16, replay_experts=tells)
+    config = EngineConfig(kind=request.param, max_running_requests=16, replay_experts=True)
     model = ServedModel(str(directory), "float32", CONTEXT)
     with running_servers(tmp_path_factory.mktemp(request.param), config, model) as running:
         yield config, running
@@ -106,8 +111,6 @@ def test_new_experts_reach_servers_which_tell_what_they_chose(
         logp = torch.log_softmax(new(sequence).logits[0, :-1], -1).gather(1, sequence[0, 1:, None])[:, 0]
     expected = logp[len(PROMPT) - 1 :]
     torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=1e-3, rtol=0)
-    if not config.replay_experts:
-        return
     told = torch.frombuffer(bytearray(from_text(completion.experts)), dtype=torch.uint8)
     own = routing.rows()[:-1].view(-1, 2, 2)
     assert torch.equal(told.view(-1, 2, 2).sort().values, own.sort().values)

@@ -1,6 +1,5 @@
 """What routers choose: looked at, prescribed, carried as bytes, told by engines and taken over by the trainer."""
 
-import io
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollouts_core.errors import BadInput, MalformedAnswer
-from rollouts_core.inference import vllm
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.routing import NOT_TOLD, Routers, Routing, continued, from_text, routers_of, to_text
 from rollouts_core.inference.sglang import read_completion
@@ -135,21 +133,6 @@ def test_replay_brings_the_trainer_back_to_the_engines_experts(name: str) -> Non
     alone = scores(moved, Sample(**{**vars(sample), "experts": ""})).logprobs_M
     engine = torch.tensor(sample.rollout_log_probs)
     assert (replayed - engine).abs().max() < (alone - engine).abs().max() / 2
-
-
-def test_vllms_answer_tells_experts_as_an_array() -> None:
-    """As its documentation of the field says it; a server that tells needs a GPU."""
-    routers = routers_of(family("glm4_moe"))
-    assert routers is not None
-    chosen = torch.randint(4, (len(PROMPT), 2, 2), dtype=torch.uint8).numpy()
-    with io.BytesIO() as file:
-        np.save(file, chosen)
-        told = to_text(file.getvalue())
-    choice = {"token_ids": [7], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length"}
-    request = GenerationRequest("a", PROMPT, 1, ())
-    completion = vllm.read_completion({"choices": [{**choice, "routed_experts": told}]}, request, 1, routers)
-    assert from_text(completion.experts) == chosen[:, 1].tobytes()
-    assert not vllm.read_completion({"choices": [{**choice, "routed_experts": None}]}, request, 1, routers).experts
 
 
 def test_sglangs_answer_without_experts_is_malformed() -> None:

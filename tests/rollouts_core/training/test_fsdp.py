@@ -14,11 +14,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from rollouts_core.config import LoRAConfig, ScratchModel
 from rollouts_core.errors import BadInput
+from rollouts_core.memory import GIB
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.models import create_model
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.optimizers import OptimizerName
 from rollouts_core.training.pytorch import PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.ranks import check_alike
 from rollouts_core.training.shard_files import stored_state
 from tests.rollouts_core.models import CONTEXT, character_tokenizer, tiny_model
 from tests.rollouts_core.on_ranks import STEPS, optimization, train
@@ -194,3 +196,11 @@ def test_a_killed_rank_ends_the_group_with_its_name(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Signal 9 (SIGKILL)" in done.stderr
     assert "rank      : 1" in done.stderr
+
+
+def test_ranks_of_unlike_memory_are_told() -> None:
+    check_alike([80 * GIB, 79 * GIB, 78 * GIB])
+    with pytest.raises(
+        BadInput, match=r"rank 1 has 40.0 GiB of memory, rank 0 has 80.0 GiB: take machines of one kind"
+    ):
+        check_alike([80 * GIB, 40 * GIB, 79 * GIB])
