@@ -1,4 +1,4 @@
-"""Demonstrations as a training reads them: any row at any time, whatever memory there is.
+"""Demonstrations and preferences as a training reads them: any row at any time, whatever memory there is.
 
 Decision: Parquet is read by groups of rows, and training asks for rows in random order. So data that are large are
 written once more, row behind row, beside the stage's partial work, and each row is read from there. Eight bytes a row
@@ -15,20 +15,32 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
+from pyarrow.compute import list_value_length
 
-from rollouts_core.data.tokenized import GROUP_ROWS, Example, Ids
+from rollouts_core.data.tokenized import GROUP_ROWS, Example, Ids, Pair, to_pair
 
 HELD_BYTES = 64 * 2**20
 """Smaller data stay in memory."""
-COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8}
+DEMONSTRATIONS = ("input_ids", "loss_mask")
+CHOSEN, REJECTED = ("chosen_ids", "chosen_mask"), ("rejected_ids", "rejected_mask")
+KINDS = (np.int32, np.int8)
+"""Of token ids and masks."""
 
 
 class ExampleRows(Sequence[Example]):
     """The demonstrations of one directory of shards, or of several one after another."""
 
-    def __init__(self, directories: Sequence[Path], scratch: Path, held_bytes: int = HELD_BYTES) -> None:
-        """`scratch`: a directory for files of the rows, which are taken up again where they are there."""
-        lengths = [[_lengths(path) for path in _shards(directory)] for directory in directories]
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        scratch: Path,
+        held_bytes: int = HELD_BYTES,
+        columns: tuple[str, str] = DEMONSTRATIONS,
+    ) -> None:
+        """`scratch`: a directory for files of the rows, which are taken up again where they are there; `columns`: of
+        token ids and masks."""
+        self._columns = dict(zip(columns, KINDS, strict=True))
+        lengths = [[_lengths(path, columns[0]) for path in _shards(directory)] for directory in directories]
         self.sizes = tuple(sum(map(len, of)) for of in lengths)
         """Rows of each directory."""
         self._ends = np.concatenate([np.empty(0, np.int64), *chain(*lengths)]).astype(np.int64).cumsum()
@@ -36,14 +48,17 @@ class ExampleRows(Sequence[Example]):
         total = int(self._ends[-1]) if len(self._ends) else 0
         self._held: dict[str, Ids] = {}
         self._files: dict[str, int] = {}
-        if total * sum(np.dtype(kind).itemsize for kind in COLUMNS.values()) <= held_bytes:
-            self._held = {name: np.concatenate([np.empty(0, COLUMNS[name]), *self._values(name)]) for name in COLUMNS}
+        if total * sum(np.dtype(kind).itemsize for kind in KINDS) <= held_bytes:
+            self._held = {
+                name: np.concatenate([np.empty(0, kind), *self._values(name)]) for name, kind in self._columns.items()
+            }
         else:
-            self._files = {name: self._opened(name, scratch / f"demonstrations.{name}") for name in COLUMNS}
+            self._files = {name: self._opened(name, scratch / f"rows.{name}") for name in columns}
 
     def largest_token(self) -> int:
         """Reads all of them."""
-        return max((int(values.max(initial=-1)) for values in self._values("input_ids")), default=-1)
+        ids = next(iter(self._columns))
+        return max((int(values.max(initial=-1)) for values in self._values(ids)), default=-1)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -59,20 +74,20 @@ class ExampleRows(Sequence[Example]):
             return [self[at] for at in range(len(self))[place]]
         place = range(len(self))[place]
         begin, end = int(self._ends[place - 1]) if place else 0, int(self._ends[place])
-        tokens, mask = (self._read(name, begin, end) for name in COLUMNS)
+        tokens, mask = (self._read(name, begin, end) for name in self._columns)
         return Example(tokens, mask)
 
     def _read(self, name: str, begin: int, end: int) -> Ids:
         if name in self._held:
             return self._held[name][begin:end]
-        width = np.dtype(COLUMNS[name]).itemsize
-        return np.frombuffer(os.pread(self._files[name], (end - begin) * width, begin * width), COLUMNS[name])
+        kind = np.dtype(self._columns[name])
+        return np.frombuffer(os.pread(self._files[name], (end - begin) * kind.itemsize, begin * kind.itemsize), kind)
 
     def _values(self, name: str) -> Iterator[Ids]:
         """Of all rows, one behind the other, group by group."""
         for path in self._shards:
             for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS, columns=[name]):
-                yield np.asarray(batch.column(name).flatten(), COLUMNS[name])
+                yield np.asarray(batch.column(name).flatten(), self._columns[name])
 
     def _opened(self, name: str, file: Path) -> int:
         if not file.exists():
@@ -86,9 +101,41 @@ class ExampleRows(Sequence[Example]):
         return opened_file
 
 
+class PreferenceRows(Sequence[Pair]):
+    """The same of preferences."""
+
+    def __init__(self, directories: Sequence[Path], scratch: Path, held_bytes: int = HELD_BYTES) -> None:
+        self._chosen = ExampleRows(directories, scratch, held_bytes, CHOSEN)
+        self._rejected = ExampleRows(directories, scratch, held_bytes, REJECTED)
+        self.sizes = self._chosen.sizes
+
+    def largest_token(self) -> int:
+        return max(self._chosen.largest_token(), self._rejected.largest_token())
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @overload
+    def __getitem__(self, place: int) -> Pair: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Pair]: ...
+
+    def __getitem__(self, place: int | slice) -> Pair | list[Pair]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(len(self))[place]]
+        return to_pair(self._chosen[place], self._rejected[place])
+
+
 def _shards(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.parquet"))
 
 
-def _lengths(path: Path) -> npt.NDArray[np.int32]:
-    return np.asarray(pq.read_table(path, columns=["length"])["length"], np.int32)
+def _lengths(path: Path, ids: str) -> npt.NDArray[np.int32]:
+    """The length that stands in a row of preferences is of both answers."""
+    file = pq.ParquetFile(path)
+    if ids == DEMONSTRATIONS[0]:
+        return np.asarray(file.read(columns=["length"])["length"], np.int32)
+    batches = file.iter_batches(GROUP_ROWS, columns=[ids])
+    lengths = [np.asarray(list_value_length(batch.column(ids)), np.int32) for batch in batches]
+    return np.concatenate([np.empty(0, np.int32), *lengths])

@@ -5,7 +5,7 @@ Rows keep their source row, so that whatever is trained on can be traced to a li
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,10 @@ class Example:
     """What each token's experts are to be, a row for each (`inference.routing`)."""
 
 
+Pair = tuple[Example, Example]
+"""The chosen answer and the rejected one, each behind the prompt."""
+
+
 def write_table(table: pa.Table, path: Path) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,23 +98,21 @@ def examples_in(table: pa.Table) -> list[Example]:
     return [Example(ids, mask) for ids, mask in zip(*columns, strict=True)]
 
 
-def read_preferences(directory: Path) -> list[tuple[Example, Example]]:
-    return preferences_in(read_shards(directory, PREFERENCES.names[:4]))
-
-
-def preferences_in(table: pa.Table) -> list[tuple[Example, Example]]:
-    """The chosen and the rejected; `shared` counts the first tokens that they have in common and that neither learns.
-
-    Their arrays are views of the table's.
-    """
+def preferences_in(table: pa.Table) -> list[Pair]:
+    """Their arrays are views of the table's."""
     columns = [_lists(table[name]) for name in PREFERENCES.names[:4]]
-    pairs = []
-    for ids, mask, other_ids, other_mask in zip(*columns, strict=True):
-        given = min(int(mask.argmax()), int(other_mask.argmax()))
-        differ = np.flatnonzero(ids[:given] != other_ids[:given])
-        shared = int(differ[0]) if len(differ) else given
-        pairs.append((Example(ids, mask, shared), Example(other_ids, other_mask, shared)))
-    return pairs
+    return [
+        to_pair(Example(ids, mask), Example(other_ids, other_mask))
+        for ids, mask, other_ids, other_mask in zip(*columns, strict=True)
+    ]
+
+
+def to_pair(chosen: Example, rejected: Example) -> Pair:
+    """`shared` counts the first tokens that they have in common and that neither learns."""
+    given = min(int(chosen.loss_mask.argmax()), int(rejected.loss_mask.argmax()))
+    differ = np.flatnonzero(chosen.tokens[:given] != rejected.tokens[:given])
+    shared = int(differ[0]) if len(differ) else given
+    return replace(chosen, shared=shared), replace(rejected, shared=shared)
 
 
 def directories_of(data: Path, role: str) -> list[Path]:

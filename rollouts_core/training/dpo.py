@@ -11,14 +11,11 @@ from dataclasses import dataclass, replace
 
 from rollouts_core.data.batching import batch_indices
 from rollouts_core.data.packing import best_fit
-from rollouts_core.data.tokenized import Example, Floats
+from rollouts_core.data.tokenized import Example, Floats, Pair
 from rollouts_core.metrics.timing import PhaseTimer
 from rollouts_core.training.backend import TrainingBackend, TrainStep, optimizer_step
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.streams import scores_of
-
-Pair = tuple[Example, Example]
-"""The chosen answer and the rejected one, each behind the prompt."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,14 @@ def reference_logprobs(backend: TrainingBackend, pairs: Sequence[Pair], tokens_p
 
 def with_reference(pairs: Sequence[Pair], logprobs: Sequence[Floats]) -> list[Pair]:
     """The pairs with what `reference_logprobs` gave."""
-    found = [
-        replace(answer, streams={"reference_logprobs": values})
-        for answer, values in zip((answer for pair in pairs for answer in pair), logprobs, strict=True)
+    return [
+        (_referring(chosen, logprobs[2 * place]), _referring(rejected, logprobs[2 * place + 1]))
+        for place, (chosen, rejected) in enumerate(pairs)
     ]
-    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _referring(answer: Example, logprobs: Floats) -> Example:
+    return replace(answer, streams={"reference_logprobs": logprobs})
 
 
 def run_dpo_training(

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from rollouts_core.config import Jsonl, LoRAConfig
+from rollouts_core.data.example_rows import PreferenceRows
 from rollouts_core.data.sources import load_rows
-from rollouts_core.data.tokenized import read_preferences, write_table
+from rollouts_core.data.tokenized import preferences_in, write_table
 from rollouts_core.data.tokenizing import tokenize_examples, tokenize_preferences, tokenize_prompts
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import identify_source
+from rollouts_core.training import referred_pairs
 from rollouts_core.training.dpo import (
     DPOTrainingConfig,
     Pair,
@@ -24,6 +26,7 @@ from rollouts_core.training.dpo import (
 )
 from rollouts_core.training.objectives import create_dpo_loss
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
+from rollouts_core.training.referred_pairs import ReferredPairs, keep_reference
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 from tests.rollouts_core.training.test_packed import alone
 
@@ -48,7 +51,7 @@ def rows_of(directory: Path, *rows: dict[str, Any]) -> Any:
 def pairs_of(directory: Path, *rows: dict[str, Any]) -> list[Pair]:
     table = tokenize_preferences(rows_of(directory, *rows), character_tokenizer(), 40)
     write_table(table, directory / "preferences" / "0.parquet")
-    return read_preferences(directory / "preferences")
+    return preferences_in(table)
 
 
 def sums(count: int) -> list[dict[str, str]]:
@@ -216,3 +219,35 @@ def test_adapters_begin_at_their_reference(tmp_path: Path) -> None:
     steps = trained(pairs_of(tmp_path, *sums(8)), DPOTrainingConfig(5, 8, seed=0), backend(lora=LoRAConfig(rank=4)))
     assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+@pytest.mark.parametrize("held_bytes", [10**6, -1])
+def test_pairs_in_files_are_those_in_memory(held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference scores them two at a time; only the used ones."""
+    monkeypatch.setattr(referred_pairs, "TOGETHER", 2)
+    in_memory, used = pairs_of(tmp_path, *sums(7)), [1, 2, 4, 5, 6]
+    rows = PreferenceRows([tmp_path / "preferences"], tmp_path, held_bytes)
+    on = backend()
+    file = tmp_path / "reference.float32"
+    keep_reference(on, rows, used, 100, file)
+    referred = ReferredPairs(rows, used, file)
+    assert (len(referred), rows.sizes) == (7, (7,))
+    assert rows.largest_token() == max(int(answer.tokens.max()) for pair in in_memory for answer in pair)
+    for index in used:
+        expected = with_reference([in_memory[index]], reference_logprobs(on, [in_memory[index]], 100))[0]
+        for answer, other in zip(referred[index], expected, strict=True):
+            assert np.array_equal(answer.tokens, other.tokens)
+            assert np.array_equal(answer.loss_mask, other.loss_mask)
+            assert answer.shared == other.shared
+            reference = answer.streams["reference_logprobs"]
+            np.testing.assert_allclose(reference, other.streams["reference_logprobs"], atol=1e-5)
+
+
+def test_a_reference_that_was_kept_is_not_asked_again(tmp_path: Path) -> None:
+    file = tmp_path / "reference.float32"
+    pairs = pairs_of(tmp_path, *sums(2))
+    keep_reference(backend(), pairs, [0, 1], 100, file)
+    before = file.read_bytes()
+    other = create_pytorch_backend(tiny_model(seed=5), create_dpo_loss(BETA), Optimization(1e-3))
+    keep_reference(other, pairs, [0, 1], 100, file)
+    assert file.read_bytes() == before
