@@ -63,7 +63,8 @@ def test_two_ranks_are_one_device(what: str, tmp_path: Path) -> None:
     assert_same(told, train(backend, range(STEPS), tokens_per_pass=1000), weights, backend)
 
 
-@pytest.mark.parametrize("how", ["read-lora", *(pytest.param(how, marks=SLOW) for how in ("read", "read-by_first"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["read-lora", "read", "read-by_first"])
 def test_each_rank_reads_its_part_of_the_files(how: str, tmp_path: Path) -> None:
     """Of two files, with tied embeddings."""
     model = tiny_model(tie_word_embeddings=True)

@@ -29,6 +29,7 @@ OF_EXPERTS = {
     "expert-context": (4, 2, 1, 4),
 }
 FAST = "context-tensor"
+FAST_MIXTURE = ("expert", "read", "qwen3_moe")
 COMBINED = ["read", "read-grpo", "read-muon", "read-lora", "read-checkpointing"]
 
 
@@ -93,7 +94,7 @@ def assert_one_device(model: Any, layout: str, what: str, directory: Path, monke
 @pytest.mark.parametrize(
     ("layout", "what", "name"),
     [
-        pytest.param(layout, what, name, marks=() if (layout, what) == ("expert", "read") else pytest.mark.slow)
+        pytest.param(layout, what, name, marks=() if (layout, what, name) == FAST_MIXTURE else pytest.mark.slow)
         for layout, what, name in [
             *(("expert", what, "qwen3_moe") for what in COMBINED),
             *((layout, what, "qwen3_moe") for layout in OF_EXPERTS if layout != "expert" for what in COMBINED[:2]),
