@@ -18,6 +18,7 @@ import paramiko
 
 from infra.connection.archive import agent_archive, load_command
 from infra.connection.loader import MARK
+from infra.connection.openssh import Stream, client_stream, has_client
 from infra.connection.ssh import CONNECT_SECONDS, PACKET, WINDOW, Connection
 from infra.errors import MachineError, Unreachable
 from infra.host.agent import LENGTH, MAX_REQUEST
@@ -45,6 +46,8 @@ class Remote:
         self._patience = patience
         self._connection: Connection | None = None
         self._channel: paramiko.Channel | None = None
+        self._lost = False
+        """Whether OpenSSH's client lost the last stream."""
         self._turn = threading.RLock()
 
     def open(self) -> "Remote":
@@ -73,12 +76,22 @@ class Remote:
             failures += 1
 
     @contextlib.contextmanager
-    def channel(self, *arguments: str, alone: bool) -> Iterator[paramiko.Channel]:
+    def channel(self, *arguments: str, alone: bool) -> Iterator[Stream]:
         """To a part of the agent, run as a command of its own; `alone` on its connection, or beside the calls.
 
-        Raises `Unreachable`.
+        What is alone goes through OpenSSH's client, where it is installed; the stream behind one that it lost through
+        paramiko. Raises `Unreachable`.
         """
+        if alone and has_client() and not self._lost:
+            with client_stream(self.host, self.command(*arguments)) as stream:
+                try:
+                    yield stream
+                except (Unreachable, MachineError):
+                    self._lost = stream.lost
+                    raise
+            return
         if alone:
+            self._lost = False
             with contextlib.closing(Connection(self.name)) as connection:
                 yield connection.open(self.host).run(self.command(*arguments))
             return

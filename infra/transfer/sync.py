@@ -19,6 +19,7 @@ from typing import Any
 
 import paramiko
 
+from infra.connection.openssh import Stream
 from infra.connection.remote import Remote
 from infra.connection.ssh import SILENCE_SECONDS
 from infra.errors import MachineError, Unreachable
@@ -152,7 +153,7 @@ def _fetch(remote: Remote, place: str, incoming: Path, entries: Sequence[Entry],
             raise MachineError(f"{remote.name}: {error}") from None
 
 
-def _answer(channel: paramiko.Channel) -> dict[str, object]:
+def _answer(channel: Stream) -> dict[str, object]:
     channel.settimeout(SILENCE_SECONDS * 3)
     data = b""
     while piece := channel.recv(65536):
@@ -163,7 +164,7 @@ def _answer(channel: paramiko.Channel) -> dict[str, object]:
     return answer
 
 
-def _answer_or_none(channel: paramiko.Channel) -> dict[str, object] | None:
+def _answer_or_none(channel: Stream) -> dict[str, object] | None:
     """What the other side said before it hung up, if it did."""
     try:
         channel.settimeout(1.0)
@@ -172,7 +173,7 @@ def _answer_or_none(channel: paramiko.Channel) -> dict[str, object] | None:
         return None
 
 
-def _stderr(channel: paramiko.Channel) -> dict[str, object] | None:
+def _stderr(channel: Stream) -> dict[str, object] | None:
     try:
         channel.settimeout(1.0)
         answer = json.loads(channel.recv_stderr(65536))

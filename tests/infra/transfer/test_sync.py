@@ -32,6 +32,18 @@ def remote(hosts: Hosts) -> Iterator[Remote]:
     remote.close()
 
 
+@pytest.fixture
+def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What large streams go through."""
+    monkeypatch.setattr("infra.connection.remote.has_client", lambda: request.param == "ssh")
+
+
+CARRIERS = pytest.mark.parametrize("carrier", ["ssh", "paramiko"], indirect=True)
+FAST_BY_SSH = pytest.mark.parametrize(
+    "carrier", ["ssh", pytest.param("paramiko", marks=pytest.mark.slow)], indirect=True
+)
+
+
 def tree(root: Path, **sizes: int) -> list[Entry]:
     root.mkdir()
     for name, size in sizes.items():
@@ -99,6 +111,8 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "frames", slow)
 
 
+@CARRIERS
+@pytest.mark.usefixtures("carrier")
 def test_there_and_back_in_several_streams_and_nothing_twice(
     remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +127,8 @@ def test_there_and_back_in_several_streams_and_nothing_twice(
     assert not list((Path(remote.work) / "incoming").iterdir())
 
 
+@FAST_BY_SSH
+@pytest.mark.usefixtures("carrier")
 @pytest.mark.parametrize("fault", FAULTS, ids=["link cut", "sshd killed"])
 def test_sending_goes_on_where_it_stopped(
     remote: Remote,
@@ -133,6 +149,8 @@ def test_sending_goes_on_where_it_stopped(
     assert same(tmp_path / "here", hosts[0].work / "inputs" / "tree", entries)
 
 
+@FAST_BY_SSH
+@pytest.mark.usefixtures("carrier")
 @pytest.mark.parametrize("fault", FAULTS, ids=["link cut", "sshd killed"])
 def test_fetching_goes_on_where_it_stopped(
     remote: Remote,
@@ -154,6 +172,8 @@ def test_fetching_goes_on_where_it_stopped(
 
 
 @pytest.mark.slow
+@CARRIERS
+@pytest.mark.usefixtures("carrier")
 @pytest.mark.parametrize("direction", ["there", "back"])
 def test_half_a_minute_without_link(
     remote: Remote, hosts: Hosts, tmp_path: Path, direction: str, monkeypatch: pytest.MonkeyPatch

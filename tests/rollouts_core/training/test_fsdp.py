@@ -27,7 +27,6 @@ from tests.rollouts_core.on_ranks import STEPS, optimization, train
 from tests.rollouts_core.training.test_packed import sequences
 
 SECONDS = 120
-SLOW = pytest.mark.slow
 
 
 def on_ranks(what: str, directory: Path, processes: int = 2) -> tuple[Any, dict[str, torch.Tensor]]:
