@@ -71,9 +71,7 @@ def served_mixture(seed: int = 0) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("sglang", "vllm")]
-)
+@pytest.fixture(scope="module", params=[pytest.param("sglang", marks=pytest.mark.sglang)])
 def servers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[EngineConfig, RunningServers]]:
