@@ -61,7 +61,7 @@ class Example:
     streams: Mapping[str, Floats] = field(default_factory=dict)
     """Numbers for each learnt token, by the names of `TrainBatch`'s fields without their legend."""
     experts: npt.NDArray[np.uint8] | None = None
-    """What each token's experts are to be, a row for each (`inference.routing`)."""
+    """What each token's experts are to be, a row for each (`inference.told_experts`)."""
 
 
 Pair = tuple[Example, Example]

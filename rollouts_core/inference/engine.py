@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rollouts_core.errors import ContextOverflow, OutsideVocabulary, WeightMismatch
-from rollouts_core.inference.routing import continued
+from rollouts_core.inference.told_experts import continued
 
 if TYPE_CHECKING:
     import torch

@@ -3,13 +3,11 @@
 Decision: a router computes by its own class, so each family's rule stays its own. Where choices are prescribed (router
 replay, arXiv 2510.11370), `topk` gives these inside it, and the weights that follow are the family's own arithmetic.
 
-Decision: choices travel as bytes, a row for each token: its experts of every layer, a byte each, two where a layer has
-256 experts or more. A row of only 0xFF is a token of which nobody told.
+What is told and prescribed are rows of bytes (`told_experts.py`).
 
 Legend: N tokens of a pass, K experts that each goes through, X experts of a layer, R bytes of a row.
 """
 
-import base64
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -25,8 +23,6 @@ from rollouts_core.errors import BadInput
 
 PLANNED = ("moe_tp_experts", "ep_dispatch_experts")
 """What transformers' plans call a module of experts."""
-NOT_TOLD = 0xFF
-"""Every byte of a row."""
 ONE_BYTE = 255
 """So many experts of a layer are told apart by a byte; 255 itself means that nobody told."""
 TOPK = (torch.topk, torch.Tensor.topk)
@@ -140,26 +136,6 @@ def experts_of(model: Any) -> Iterator[tuple[str, Any]]:
 def planned_name(name: str, model: Any) -> str:
     """A name in a plan, which counts layers by a star, as an expression that a module's name matches."""
     return re.escape(f"{model.base_model_prefix}.{name}").replace(r"\*", r"\d+")
-
-
-def to_text(rows: bytes) -> str:
-    """As records and servers' answers hold them."""
-    return base64.b64encode(rows).decode()
-
-
-def from_text(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
-def continued(before: str, after: str) -> str:
-    """Rows as they were told first, and those behind them of a later answer, which tells of all tokens."""
-    there = from_text(before)
-    return to_text(there + from_text(behind(len(there), after)))
-
-
-def behind(told: int, rows: str) -> str:
-    """Without the first bytes, which were told before."""
-    return to_text(from_text(rows)[told:])
 
 
 def _routers(block: Any) -> Iterator[Any]:

@@ -31,7 +31,8 @@ from rollouts_core.inference.engine import (
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Members, Problems, for_each, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
-from rollouts_core.inference.routing import Routers, from_text, to_text
+from rollouts_core.inference.routing import Routers
+from rollouts_core.inference.told_experts import from_text, to_text
 from rollouts_core.inference.transports import (
     BroadcastTransport,
     DiskTransport,

@@ -44,10 +44,11 @@ from rollouts_core.inference.engine import (
 )
 from rollouts_core.inference.families import problems_of
 from rollouts_core.inference.fused import FusedDecoder, is_fusable
-from rollouts_core.inference.routing import let_go, to_text
+from rollouts_core.inference.routing import let_go
 from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
 from rollouts_core.inference.tiles import round_up
+from rollouts_core.inference.told_experts import to_text
 from rollouts_core.inference.weights import shapes_of, stored
 from rollouts_core.memory import GIB, free_bytes
 

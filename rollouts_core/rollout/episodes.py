@@ -15,7 +15,7 @@ from rollouts_core.environments.environment import Environment
 from rollouts_core.errors import RolloutsError
 from rollouts_core.inference.endpoints.engine import EngineEndpoint, TurnAborted
 from rollouts_core.inference.engine import Completion, FinishReason, GenerationRequest
-from rollouts_core.inference.routing import from_text, to_text
+from rollouts_core.inference.told_experts import from_text, to_text
 from rollouts_core.rollout.answers import SampleFailed
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.types import Message, Prompt, Sample, Status

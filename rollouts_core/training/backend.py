@@ -58,7 +58,7 @@ class TrainBatch:
     """The critic's, before the step's first update."""
     returns_M: torch.Tensor | None = None
     experts_NR: torch.Tensor | None = None
-    """What each token's experts are to be (`inference.routing`); None where the policy's routers choose."""
+    """What each token's experts are to be (`inference.told_experts`); None where the policy's routers choose."""
     share: float = 1.0
     """Its part of the optimizer step's tokens."""
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from rollouts_core.data.tokenized import Example
-from rollouts_core.inference.routing import NOT_TOLD
+from rollouts_core.inference.told_experts import NOT_TOLD
 from rollouts_core.training.backend import TrainBatch
 from rollouts_core.training.packed import Span
 

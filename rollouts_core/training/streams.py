@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput
-from rollouts_core.inference.routing import NOT_TOLD, from_text
+from rollouts_core.inference.told_experts import NOT_TOLD, from_text
 from rollouts_core.training.backend import TokenScores, TrainBatch, TrainFuture
 from rollouts_core.training.collate import learnt, learnt_tokens, pack_batch
 from rollouts_core.training.losses import Aggregation

@@ -67,7 +67,7 @@ class Sampled:
     differs: bool = False
     """Whether encoding the conversation anew would have given the engine other tokens."""
     experts: str = ""
-    """Which experts the tokens went through, where the engine tells (`inference.routing`, rows in base64): of a turn
+    """Which experts the tokens went through, where the engine tells (`inference.told_experts`): of a turn
     that `continues`, those of which the turn before did not tell yet."""
 
 

@@ -67,7 +67,7 @@ class Sample:
     turn_rewards: tuple[float, ...] = ()
     """What of the reward single turns have earned; empty where only the whole counts."""
     experts: str = ""
-    """Which experts each token but the last went through, where the engine tells (`inference.routing`, in base64)."""
+    """Which experts each token but the last went through, where the engine tells (`inference.told_experts`)."""
 
     @cached_property
     def response_length(self) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from rollouts_core.data.turns import Given, TurnFormat, first_tokens, next_tokens, read_turn
 from rollouts_core.errors import BadInput, ContextOverflow, MalformedAnswer, RolloutsError
 from rollouts_core.inference.engine import EVERYTHING, Completion, GenerationRequest, Truncation, joined
-from rollouts_core.inference.routing import behind, from_text
 from rollouts_core.inference.sampling import request_seed
+from rollouts_core.inference.told_experts import behind, from_text
 from rollouts_core.types.episode import AgentState, Answered, Sampled, Usage
 
 Tokens = tuple[int, ...]

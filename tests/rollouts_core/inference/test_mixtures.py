@@ -17,7 +17,8 @@ from rollouts_core.inference.engine import Completion, GenerationRequest
 from rollouts_core.inference.file_names import named_as_in_files
 from rollouts_core.inference.registry import server_engine
 from rollouts_core.inference.replicas import SupervisedServers
-from rollouts_core.inference.routing import Routing, from_text, routers_of
+from rollouts_core.inference.routing import Routing, routers_of
+from rollouts_core.inference.told_experts import from_text
 from rollouts_core.inference.transports import buckets
 from rollouts_core.inference.weights import LazyWeights, stored
 from tests.rollouts_core.models import VOCABULARY, character_tokenizer

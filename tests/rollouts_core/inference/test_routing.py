@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from rollouts_core.errors import BadInput, MalformedAnswer
 from rollouts_core.inference.engine import GenerationRequest
-from rollouts_core.inference.routing import NOT_TOLD, Routers, Routing, continued, from_text, routers_of, to_text
+from rollouts_core.inference.routing import Routers, Routing, routers_of
 from rollouts_core.inference.sglang import read_completion
+from rollouts_core.inference.told_experts import NOT_TOLD, continued, from_text, to_text
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.training.backend import TokenScores
 from rollouts_core.training.policy import create_policy

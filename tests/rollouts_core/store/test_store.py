@@ -282,7 +282,11 @@ with making(open_store(Path(sys.argv[1]), sys.argv[2] or None), ARTIFACT, 5) as 
 
 @pytest.mark.parametrize(
     ("kind", "milliseconds"),
-    [*(("local", moment) for moment in (0, 3, 10, 30, 60, 100)), *(("s3", moment) for moment in (0, 60, 200))],
+    [
+        *(("local", moment) for moment in (0, 3, 10, 30, 60, 100)),
+        ("s3", 60),
+        *(pytest.param("s3", moment, marks=pytest.mark.slow) for moment in (0, 200)),
+    ],
 )
 def test_killed_while_publishing_it_is_whole_or_absent(
     kind: str, milliseconds: int, tmp_path: Path, request: pytest.FixtureRequest

@@ -186,6 +186,7 @@ def test_weights_can_be_replaced_on_all_ranks(tmp_path: Path) -> None:
     assert all(torch.equal(weights[name], value) for name, value in tiny_model(seed=7).named_parameters())
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_keeps_the_passes_of_all_ranks(tmp_path: Path) -> None:
     told, _ = on_ranks("nonfinite", tmp_path)
     assert told == [pack_batch(sequences([4, 7], seed=seed), 1.0).targets_M.tolist() for seed in range(3)]

@@ -28,8 +28,8 @@ OF_EXPERTS = {
     "expert-tensor": (4, 1, 2, 2),
     "expert-context": (4, 2, 1, 4),
 }
-FAST = "context-tensor"
-FAST_MIXTURE = ("expert", "read", "qwen3_moe")
+FAST = ("context", "read-grpo")
+FAST_MIXTURES = [("expert", "read", "qwen3_moe"), ("tensor", "read", "qwen3_moe")]
 COMBINED = ["read", "read-grpo", "read-muon", "read-lora", "read-checkpointing"]
 
 
@@ -67,7 +67,7 @@ def assert_alike(told: Any, expected: Any, weights: dict[str, torch.Tensor], bac
 @pytest.mark.parametrize(
     ("layout", "what"),
     [
-        pytest.param(layout, what, marks=() if (layout, what) == (FAST, "read-grpo") else pytest.mark.slow)
+        pytest.param(layout, what, marks=() if (layout, what) == FAST else pytest.mark.slow)
         for layout in LAYOUTS
         for what in (COMBINED if "data" not in layout else COMBINED[:2])
     ],
@@ -94,8 +94,9 @@ def assert_one_device(model: Any, layout: str, what: str, directory: Path, monke
 @pytest.mark.parametrize(
     ("layout", "what", "name"),
     [
-        pytest.param(layout, what, name, marks=() if (layout, what, name) == FAST_MIXTURE else pytest.mark.slow)
+        pytest.param(layout, what, name, marks=() if (layout, what, name) in FAST_MIXTURES else pytest.mark.slow)
         for layout, what, name in [
+            ("tensor", "read", "qwen3_moe"),
             *(("expert", what, "qwen3_moe") for what in COMBINED),
             *((layout, what, "qwen3_moe") for layout in OF_EXPERTS if layout != "expert" for what in COMBINED[:2]),
             *((layout, what, "qwen3_moe") for layout in OF_EXPERTS for what in ("read-balanced", "read-replayed")),

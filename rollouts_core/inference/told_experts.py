@@ -1,0 +1,32 @@
+"""Which experts tokens went through, as engines tell it and records keep it: rows of bytes, in base64.
+
+Decision: choices travel as bytes, a row for each token: its experts of every layer, a byte each, two where a layer has
+256 experts or more. A row of only 0xFF is a token of which nobody told.
+
+Imports no torch: records and agents read it.
+"""
+
+import base64
+
+NOT_TOLD = 0xFF
+"""Every byte of a row."""
+
+
+def to_text(rows: bytes) -> str:
+    """As records and servers' answers hold them."""
+    return base64.b64encode(rows).decode()
+
+
+def from_text(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def continued(before: str, after: str) -> str:
+    """Rows as they were told first, and those behind them of a later answer, which tells of all tokens."""
+    there = from_text(before)
+    return to_text(there + from_text(behind(len(there), after)))
+
+
+def behind(told: int, rows: str) -> str:
+    """Without the first bytes, which were told before."""
+    return to_text(from_text(rows)[told:])
