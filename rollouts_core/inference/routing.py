@@ -84,6 +84,11 @@ class Routing:
         """NR: what the last pass chose."""
         return self.routers.rows_of(torch.stack([self.chosen_NK[layer] for layer in self.routers.by_layer], 1))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the last pass told what it chose. A router of a family that was not tried may give something else."""
+        return len(self.chosen_NK) == len(self.routers.by_layer)
+
     def forget(self) -> None:
         """Let go of what the last pass left."""
         self.logits_NX, self.chosen_NK, self.own_NK = {}, {}, {}
@@ -97,7 +102,8 @@ class Routing:
             with _Prescribed(prescribed, self.routers.experts) as mode:
                 found = kind.forward(router, *values)
             self.own_NK[layer] = mode.own_NK
-        self.logits_NX[layer], _, self.chosen_NK[layer] = found
+        if isinstance(found, tuple) and len(found) == 3:
+            self.logits_NX[layer], _, self.chosen_NK[layer] = found
         return found
 
 

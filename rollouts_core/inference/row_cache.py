@@ -64,6 +64,10 @@ class CachedDecoder:
     def experts(self, lengths: Sequence[int]) -> list[bytes]:
         """Which experts the last tokens of each row went through in the last pass, so many of each."""
         assert self._routing is not None, "it was asked to tell"
+        if not self._routing.is_known:
+            raise BadInput(
+                f"engine.replay_experts: routers of {self._model.config.model_type} do not tell their choices"
+            )
         rows_NR = self._routing.rows().cpu()
         self._routing.forget()
         rows_BTR = rows_NR.view(self._rows, -1, rows_NR.shape[1])

@@ -64,7 +64,7 @@ class Balance:
     def loss(self, real: int, share: float, context: dist.ProcessGroup | None) -> torch.Tensor | None:
         """What the last pass adds to the step's loss. `real`: tokens of it that are no padding; `share`: its part of
         the step's tokens; `context`: ranks that have other tokens of the same row."""
-        if not self._coefficient:
+        if not self._coefficient or not self.routing.is_known:
             return None
         losses = [
             _balance_loss(logits_NX[:real], self.routing.chosen_NK[layer][:real], context)
@@ -76,6 +76,8 @@ class Balance:
     def count(self, real: int) -> None:
         """Add the last pass to the step's loads, and let go of what it left."""
         routing = self.routing
+        if not routing.is_known:
+            return
         chosen = [routing.chosen_NK[layer][:real] for layer in routing.routers.by_layer]
         loads_LX = torch.stack([_loads(chosen_NK, routing.routers.experts) for chosen_NK in chosen])
         self._loads_LX = loads_LX if self._loads_LX is None else self._loads_LX + loads_LX
