@@ -19,7 +19,7 @@ from rollouts_core.training.policy import create_policy
 from rollouts_core.training.pytorch import score
 from rollouts_core.training.streams import prepare_grpo_batch
 from rollouts_core.types import Prompt, Sample, Status
-from tests.rollouts_core.training.test_families import family
+from tests.rollouts_core.training.test_families import family, tells_choices
 
 MIXTURES = ["qwen3_moe", "mixtral", "olmoe", "glm4_moe", "deepseek_v3", "gpt_oss"]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -56,7 +56,7 @@ def scores(model: Any, sample: Sample) -> TokenScores:
 @pytest.mark.parametrize("name", MIXTURES)
 @torch.no_grad()
 def test_prescribed_experts_are_used_by_each_familys_own_rule(name: str) -> None:
-    model = family(name)
+    model = tells_choices(family(name))
     routing = routing_of(model)
     logits = model(TOKENS).logits
     rows = routing.rows()
@@ -103,7 +103,7 @@ def test_what_was_told_first_stays(first: bytes, later: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe", "gpt_oss"])
 def test_the_engine_tells_what_the_trainer_would_choose(name: str) -> None:
-    model = family(name)
+    model = tells_choices(family(name))
     completion = told(model)
     rows = np.frombuffer(from_text(completion.experts), np.uint8).reshape(len(PROMPT) + 11, -1)
     routing = routing_of(model)
@@ -123,7 +123,7 @@ def test_an_answer_in_two_parts_tells_what_one_would() -> None:
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
 def test_replay_brings_the_trainer_back_to_the_engines_experts(name: str) -> None:
     """The trainer's routers are moved a little, as by a step or by other kernels: its own choices differ then."""
-    model = family(name)
+    model = tells_choices(family(name))
     sample = sample_of(told(model))
     moved = family(name)
     routers = routers_of(moved)

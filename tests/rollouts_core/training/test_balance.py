@@ -14,14 +14,14 @@ from rollouts_core.training.balance import BIAS, BIAS_STEP
 from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
-from tests.rollouts_core.training.test_families import family
+from tests.rollouts_core.training.test_families import family, tells_choices
 from tests.rollouts_core.training.test_packed import sequences
 
 COEFFICIENT = 0.3
 
 
 def mixture(name: str = "qwen3_moe") -> Any:
-    model = family(name)
+    model = tells_choices(family(name))
     model.config.router_aux_loss_coef = COEFFICIENT if name != "deepseek_v3" else None
     return model
 
