@@ -14,10 +14,12 @@ from rollouts_core.metrics.loggers import read_jsonl
 from rollouts_core.stages.plan import plan
 from rollouts_core.store.local import LocalStore
 from rollouts_core.training.collate import learnt, pack_batch
+from rollouts_core.training.lora import add_adapters, model_weights
 from rollouts_core.training.models import load_hf_model
 from rollouts_core.training.objectives import create_cross_entropy_loss
 from rollouts_core.training.pytorch import Optimization, PyTorchTrainingBackend, create_pytorch_backend
 from tests.rollouts_core.models import tiny_model
+from tests.rollouts_core.training.test_families import family
 from tests.rollouts_core.training.test_packed import alone, sequences
 from tests.rollouts_core.training.test_rl import make, same, state
 from tests.rollouts_core.training.test_training import run, settings
@@ -100,3 +102,22 @@ def test_segments_warm_or_cold_train_the_same_adapter(small_config: dict[str, An
     assert (last / "adapter" / "adapter_config.json").exists()
     mismatch = [record["sampling/sampling_logp_difference/max"] for record in read_jsonl(last / "metrics.jsonl")]
     assert max(mismatch) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe"])
+@torch.no_grad()
+def test_merged_weights_say_what_adapters_say_in_every_kind_of_layer(name: str) -> None:
+    """GPT-2's layers hold their matrices the other way round; a mixture's experts and routers have no adapters."""
+    adapted, plain, tokens = family(name), family(name), torch.arange(1, 9)[None]
+    add_adapters(adapted, LoRAConfig(rank=4))
+    for parameter, value in adapted.named_parameters():
+        if "lora_B" in parameter:
+            value += torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
+    merged = model_weights(adapted)
+    before = plain(tokens).logits
+    for parameter, value in plain.named_parameters():
+        value.copy_(merged[parameter])
+    assert not torch.allclose(before, adapted(tokens).logits, atol=1e-2)
+    torch.testing.assert_close(plain(tokens).logits, adapted(tokens).logits, atol=1e-3, rtol=1e-3)
+    names = [parameter for parameter, _ in adapted.named_parameters()]
+    assert not [parameter for parameter in names if "experts" in parameter and "lora" in parameter]
