@@ -46,11 +46,12 @@ class Routers(NamedTuple):
         """NR"""
         return chosen_NLK.to(self.dtype).view(torch.uint8).flatten(1)
 
-    def read_all_layers(self, numbers: npt.NDArray[np.integer[Any]]) -> bytes:
-        """Rows of what a server told of every layer of the model. Raises ValueError."""
-        told = numbers.reshape(-1, self.model_layers, self.per_token)
-        chosen = torch.from_numpy(told[:, list(self.by_layer)].astype(np.int64))
-        return self.rows_of(chosen).numpy().tobytes()
+    def read_all_layers(self, numbers: npt.NDArray[np.integer[Any]], tokens: int) -> bytes:
+        """Rows of what a server told of every layer of the model, for so many tokens. Raises ValueError."""
+        told = numbers.reshape(tokens, self.model_layers, self.per_token)[:, list(self.by_layer)]
+        if told.size and not 0 <= told.min() <= told.max() < self.experts:
+            raise ValueError(f"experts {told.min()} to {told.max()} of {self.experts}")
+        return self.rows_of(torch.from_numpy(told.astype(np.int64))).numpy().tobytes()
 
 
 class Routing:

@@ -233,9 +233,8 @@ def read_completion(answer: Any, request: GenerationRequest, routers: Routers | 
             int(span["version"]) for span in meta["weight_versions"] or [] for _ in range(span["start"], span["end"])
         ]
         reason = meta["finish_reason"]["type"]
-        told = np.frombuffer(from_text(meta.get("routed_experts") or ""), np.int32)
-        experts = to_text(routers.read_all_layers(told)) if routers else ""
-    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        experts = _experts(meta, request, len(tokens), routers) if routers else ""
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
     if (
         tuple(answer["output_ids"]) != tokens
@@ -247,3 +246,12 @@ def read_completion(answer: Any, request: GenerationRequest, routers: Routers | 
             f"{len(versions)} weight versions, finish reason {reason!r}"
         )
     return Completion(request.request_id, tokens, log_probs, tuple(versions), reason, experts)
+
+
+def _experts(meta: Any, request: GenerationRequest, made: int, routers: Routers) -> str:
+    """Of all tokens but the last. A request that was aborted may tell nothing."""
+    told = meta.get("routed_experts")
+    if not told and meta["finish_reason"]["type"] == "abort":
+        return ""
+    tokens = len(request.prompt_tokens) + len(request.generated) + made - 1
+    return to_text(routers.read_all_layers(np.frombuffer(from_text(told), np.int32), tokens))

@@ -75,18 +75,15 @@ def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def model_weights(model: Any) -> dict[str, torch.Tensor]:
     """The model's weights by its own names, whole, with what its adapters add; every rank asks for them."""
-    return {name: _merged(model, name, value) for name, value in stored(model).items()}
+    return {name: model_weight(model, name) for name in stored(model)}
 
 
 def model_weight(model: Any, name: str) -> torch.Tensor:
-    """One of them."""
-    return _merged(model, name, stored(model)[name])
-
-
-def _merged(model: Any, name: str, value: torch.Tensor) -> torch.Tensor:
-    merged = whole(value.detach())
-    layer = model.get_submodule(name.rpartition(".")[0])
-    return merged + _added(layer).to(merged.dtype) if name.endswith(".weight") and hasattr(layer, "lora_A") else merged
+    """One of them. It is looked up by itself: a sync asks for each weight."""
+    place, _, own = name.rpartition(".")
+    layer = model.get_submodule(place)
+    value = whole(getattr(getattr(layer, "base_layer", layer), own).detach())
+    return value + _added(layer).to(value.dtype) if own == "weight" and hasattr(layer, "lora_A") else value
 
 
 def save_adapter(model: Any, directory: Path) -> None:

@@ -93,7 +93,7 @@ def test_rows_are_read_as_they_were_written(experts: int, tokens: int, random: A
     assert torch.equal(torch.stack(list(routing._prescribed.values()), 1), chosen)
     all_layers = torch.full((tokens, 4, 3), -7, dtype=torch.int32)
     all_layers[:, 1:3] = chosen
-    assert routers.read_all_layers(all_layers.numpy()) == routers.rows_of(chosen).numpy().tobytes()
+    assert routers.read_all_layers(all_layers.numpy(), tokens) == routers.rows_of(chosen).numpy().tobytes()
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
@@ -146,6 +146,10 @@ def test_sglangs_answer_without_experts_is_malformed() -> None:
     numbers = np.zeros((len(PROMPT), 2, 2), np.int32)
     answer = {"output_ids": [7], "meta_info": {**meta, "routed_experts": to_text(numbers.tobytes())}}
     assert len(from_text(read_completion(answer, request, routers_of(model)).experts)) == len(PROMPT) * 4
+    for wrong in (numbers[:, :, :1], numbers[1:], numbers + 4, numbers - 1):
+        answer["meta_info"]["routed_experts"] = to_text(wrong.tobytes())
+        with pytest.raises(MalformedAnswer):
+            read_completion(answer, request, routers_of(model))
     answer["meta_info"]["routed_experts"] = to_text(numbers.tobytes()[:-4])
     with pytest.raises(MalformedAnswer):
         read_completion(answer, request, routers_of(model))
