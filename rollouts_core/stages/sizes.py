@@ -32,6 +32,8 @@ class ModelSize:
     """Of a weight."""
     experts: int = 1
     """In each layer; `intermediate` is the width of those that a token goes through, together."""
+    chosen: int = 0
+    """Of a mixture: experts that a token goes through."""
 
     @property
     def weights(self) -> int:
@@ -42,7 +44,8 @@ class ModelSize:
         """Numbers that a training pass keeps of a token for the gradient.
 
         A layer keeps 4 for each of the feed-forward width, 6 for each of the width, 3 for each of queries and 2 for
-        each of keys, by what autograd saves; outside the layers it is 15 of the width. What is compiled keeps one
+        each of keys, by what autograd saves; outside the layers it is 15 of the width. A mixture's layer keeps 2 of the
+        width for each expert that a token goes through. What is compiled keeps one
         feed-forward width and two of the width less. A CPU's allocator and padded attention take 5.5 for each of
         queries and keys, measured as the peak of Llamas with one width after another changed. Where activations are
         computed `again`, each layer's input is kept, or its attention's result as well, and one layer's activations.
@@ -50,6 +53,7 @@ class ModelSize:
         feed, width = (3, 4) if compiled else (4, 6)
         query, keys = (3.0, 2.0) if on_gpu else (5.5, 5.5)
         layer = feed * self.intermediate + width * self.hidden + query * self.query + keys * self.keys
+        layer += 2 * self.chosen * self.hidden
         if not again:
             return round(self.layers * layer + 15 * self.hidden)
         kept = self.hidden + (self.query if again == "selective" else 0)
@@ -91,13 +95,15 @@ class ModelSize:
 
     @property
     def _linear(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of a layer's linear layers, by the names that most families give them."""
+        """Inputs and outputs of a layer's linear layers, by most families' names; experts are none of them."""
         wide, query, keys = self.hidden, self.query, self.keys
         feed = self.intermediate
-        return {
+        attention = {
             "q_proj": (wide, query), "k_proj": (wide, keys), "v_proj": (wide, keys), "o_proj": (query, wide),
-            "gate_proj": (wide, feed), "up_proj": (wide, feed), "down_proj": (feed, wide),
         }  # fmt: skip
+        if self.experts > 1:
+            return attention
+        return attention | {"gate_proj": (wide, feed), "up_proj": (wide, feed), "down_proj": (feed, wide)}
 
     @property
     def cache_per_token(self) -> int:
@@ -138,6 +144,7 @@ def size_in(directory: Path, dtype: str) -> ModelSize:
         keys=(config.get("num_key_value_heads") or heads) * each,
         bytes_each=2 if dtype == "bfloat16" else FLOAT32,
         experts=experts,
+        chosen=chosen if experts > 1 else 0,
     )
 
 

@@ -21,7 +21,7 @@ MODELS = {
     "Qwen3-8B": ModelSize(8_190_735_360, 151_936, 4096, 36, 12_288, 4096, 1024, 2),
     "Qwen3-32B": ModelSize(32_762_123_264, 151_936, 5120, 64, 25_600, 8192, 1024, 2),
     "Llama-3.3-70B": ModelSize(70_553_706_496, 128_256, 8192, 80, 28_672, 8192, 1024, 2),
-    "Qwen3-30B-A3B": ModelSize(30_532_122_624, 151_936, 2048, 48, 8 * 768, 4096, 512, 2, experts=128),
+    "Qwen3-30B-A3B": ModelSize(30_532_122_624, 151_936, 2048, 48, 8 * 768, 4096, 512, 2, experts=128, chosen=8),
 }
 """From their published configs; parameters as their files' headers count them."""
 KEY_HEADS = {"Qwen3-30B-A3B": 4}

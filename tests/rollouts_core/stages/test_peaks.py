@@ -11,10 +11,14 @@ from rollouts_core.config import BackendConfig, LoRAConfig, ParallelConfig, Pipe
 from rollouts_core.stages.peaks import parts_of
 from rollouts_core.stages.plan import plan
 from rollouts_core.stages.sizes import ModelSize
+from rollouts_core.training.collate import pack_batch
 from rollouts_core.training.lora import add_adapters
 from rollouts_core.training.optimizers import create_optimizers
 from rollouts_core.training.packed import Span, attention_over, use_packed_attention
+from rollouts_core.training.policy import create_policy
 from tests.rollouts_core.models import SHAPE, tiny_model
+from tests.rollouts_core.training.test_families import family
+from tests.rollouts_core.training.test_packed import sequences
 
 SIZE = ModelSize(
     parameters=1000, vocabulary=10, hidden=8, layers=2, intermediate=16, query=8, keys=4, bytes_each=4
@@ -121,3 +125,27 @@ def of(model: Any) -> ModelSize:
         keys=config.num_key_value_heads * config.head_dim,
         bytes_each=4,
     )
+
+
+def test_a_mixture_keeps_two_widths_for_each_expert_that_a_token_goes_through() -> None:
+    """Beside the feed-forward width of each, by what autograd saves of a tiny Qwen3-MoE."""
+
+    def kept(chosen: int) -> float:
+        model = family("qwen3_moe", num_experts=8, num_experts_per_tok=chosen, hidden_size=64)
+        own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+        saved: dict[int, int] = {}
+
+        def note(value: torch.Tensor) -> torch.Tensor:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage.nbytes() // 4
+            return value
+
+        batch = pack_batch(sequences([40]), 1.0)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+            create_policy(model)(batch)
+        return sum(saved.values()) / len(batch.tokens_N) / model.config.num_hidden_layers
+
+    size = ModelSize(0, 0, 64, 1, 2 * 16, 0, 0, 4, experts=8, chosen=2)
+    more = replace(size, intermediate=3 * 16, chosen=3)
+    assert kept(3) - kept(2) == pytest.approx(more.per_token() - size.per_token(), rel=0.06)
