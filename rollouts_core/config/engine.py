@@ -48,5 +48,5 @@ class EngineConfig:
         if self.kind == "vllm" and self.weight_sync != "disk":
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
         if self.kind == "vllm" and self.replay_experts:
-            problems.append("replay_experts: vllm serves no mixtures here; use sglang or embedded")
+            problems.append("replay_experts needs sglang or embedded: mixtures can't be trained with vllm")
         return or_raise(self, problems)

@@ -18,8 +18,8 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embe
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """In config.json, by family."""
 MIXTURES_ON_VLLM = (
-    "vLLM computes wrongly once a mixture was given new weights (0.32 on the CPU, with the very weights that it had); "
-    "use sglang or embedded"
+    "vLLM gives wrong log-probabilities after a mixture gets new weights (seen with vLLM 0.32 on a CPU); use sglang or "
+    "embedded"
 )
 GGUF = (
     "is quantised for inference (GGUF) and can't be trained; give the model it was made from, or make a model "

@@ -56,7 +56,9 @@ def test_each_weight_is_gathered_once_and_cut_into_buckets(tmp_path: Path) -> No
 
 
 def test_a_mixture_on_vllm_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"engine\.kind: qwen3_moe is a mixture of experts, and vLLM computes wrongly"):
+    with pytest.raises(
+        BadInput, match=r"engine\.kind: qwen3_moe is a mixture of experts, and vLLM gives wrong log-probabilities"
+    ):
         server_engine(EngineConfig(kind="vllm"), SupervisedServers(tmp_path), family("qwen3_moe"), CONTEXT, tmp_path)
 
 
