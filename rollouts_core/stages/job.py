@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.metrics.loggers import JSONLLogger
@@ -63,6 +63,18 @@ def main(directory: Path) -> int:
         ranks.tell({"do": "end"})
     leave_ranks()
     return 0
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process without the interpreter's own shutdown.
+
+    A thread of gloo may hold a tensor a moment longer than its ranks need it. When it lets go of it while the
+    interpreter shuts down, the whole process is aborted (SIGABRT), and a job that made all of its stages is told as
+    failed (pytorch/pytorch#179291).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _help(directory: Path, ranks: Any) -> int:
@@ -166,4 +178,9 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    try:
+        status = main(Path(sys.argv[1]))
+    except Exception:
+        traceback.print_exc()
+        status = EXIT_FAILED
+    end_process(status)

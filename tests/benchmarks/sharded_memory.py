@@ -76,6 +76,7 @@ def _rank(directory: Path) -> None:
     import torch
 
     from rollouts_core.config import BackendConfig, SFTConfig
+    from rollouts_core.stages.job import end_process
     from rollouts_core.training.checkpoint import Checkpoints
     from rollouts_core.training.collate import pack_batch
     from rollouts_core.training.configured import backend_for
@@ -98,7 +99,7 @@ def _rank(directory: Path) -> None:
         with watch.phase("all"):
             serve(ranks, backend)
         leave_ranks()
-        return
+        end_process(0)
     with watch.phase("step"):
         for step in range(2):
             for number in range(ranks.size):
@@ -117,6 +118,7 @@ def _rank(directory: Path) -> None:
     (directory / "told.json").write_text(json.dumps(told))
     ranks.tell({"do": "end"})
     leave_ranks()
+    end_process(0)
 
 
 def _units(model: Any) -> list[int]:

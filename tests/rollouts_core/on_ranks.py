@@ -20,6 +20,7 @@ from rollouts_core.config.algorithms import PPO
 from rollouts_core.data.packing import best_fit
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import NonFiniteGradient
+from rollouts_core.stages.job import end_process
 from rollouts_core.training import fsdp
 from rollouts_core.training.algorithms import recipe_of
 from rollouts_core.training.backend import LossFunction, TrainingBackend
@@ -90,13 +91,14 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         serve(ranks, backend)
         leave_ranks()
-        return
+        end_process(0)
     found: Any = rank_zero(what, backend, directory)
     (directory / "told.json").write_text(json.dumps(found))
     weights = {name: value.contiguous() for name, value in backend.get_weights().result().items()}
     save_file(weights, directory / "weights.safetensors")
     ranks.tell({"do": "end"})
     leave_ranks()
+    end_process(0)
 
 
 def loss_of(what: str) -> LossFunction:
