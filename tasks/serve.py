@@ -25,14 +25,14 @@ def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSessi
     try:
         yield
     finally:
-        if config.kind != "embedded" and segments:
+        if config.has_servers and segments:
             end_servers(segments, machine)
 
 
 @task(name="serve", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
 def serve_task(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> State[Any]:
     with recorded(machine.run, "serve"):
-        if config.kind == "embedded":
+        if not config.has_servers:
             return Completed(name="Embedded", message="the embedded engine runs inside the RL job")
         if all(machine.has(segment.artifact) for segment in segments):
             return Completed(name="NotNeeded", message="nothing is to be generated: all segments are in the store")

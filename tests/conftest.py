@@ -21,7 +21,7 @@ from rollouts_core.config.loading import from_data
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.runs import RunLog
 from tests.addition import MODEL, PROBLEMS, write_addition
-from tests.hosts import HostMachine, hosts_impossible, two_hosts, write_inventory
+from tests.hosts import HostMachine, hosts_impossible, three_running, write_inventory
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
@@ -159,25 +159,32 @@ def s3_url(s3_server: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def two_running_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostMachine, HostMachine]]:
+def running_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostMachine, ...]]:
     if why := hosts_impossible():
         pytest.skip(why)
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+    with three_running(tmp_path_factory.mktemp("hosts")) as hosts:
         yield hosts
 
 
 @pytest.fixture
-def hosts(
-    two_running_hosts: tuple[HostMachine, HostMachine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[HostMachine, HostMachine]]:
-    """Two hosts, reachable, each with an empty work directory and one GPU in the inventory; their Python is ours."""
+def three_hosts(
+    running_hosts: tuple[HostMachine, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[HostMachine, ...]]:
+    """Three hosts, reachable, each with an empty work directory and one GPU in the inventory; their Python is ours."""
     monkeypatch.setenv("ROLLOUTS_MACHINES", str(tmp_path / "machines.toml"))
-    clean = tuple(replace(host, work=tmp_path / f"work-{host.name}") for host in two_running_hosts)
+    clean = tuple(replace(host, work=tmp_path / f"work-{host.name}") for host in running_hosts)
     write_inventory(tmp_path / "machines.toml", *clean)
-    yield clean[0], clean[1]
+    yield clean
     for host in clean:
         host.mend()
         host.restart()
+
+
+@pytest.fixture
+def hosts(three_hosts: tuple[HostMachine, ...], tmp_path: Path) -> tuple[HostMachine, HostMachine]:
+    """The first two, and no other in the inventory."""
+    write_inventory(tmp_path / "machines.toml", *three_hosts[:2])
+    return three_hosts[0], three_hosts[1]
 
 
 @pytest.fixture

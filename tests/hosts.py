@@ -1,7 +1,8 @@
-"""Two hosts on this machine: network namespaces, each with a real sshd, joined to us by a bridge. Needs root.
+"""Hosts on this machine: network namespaces, each with a real sshd, joined to us by a bridge. Needs root.
 
     us 10.113.N.1 --- bridge --- 10.113.N.2 host-a
                             \\--- 10.113.N.3 host-b
+                            \\--- 10.113.N.4 host-c
 
 A link that is cut loses packets in silence, as a sleeping laptop's does. Each test session has a network of its own: N
 is the first number whose lock is free, and what a killed session left under it is cleared away.
@@ -23,6 +24,7 @@ from rollouts_core.store.locks import try_lock
 
 NETWORKS = 16
 DEADLINE = 20.0
+LETTERS = "abc"
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
@@ -151,19 +153,19 @@ def hosts_impossible() -> str:
 
 
 @contextmanager
-def two_hosts(directory: Path) -> Iterator[tuple[HostMachine, HostMachine]]:
-    """Both hosts, up; gone with all their processes afterwards."""
+def three_running(directory: Path) -> Iterator[tuple[HostMachine, ...]]:
+    """All hosts, up; gone with all their processes afterwards."""
     key = directory / "client-key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     Path("/run/sshd").mkdir(exist_ok=True)
     with _network() as number:
         hosts = []
-        for place, letter in enumerate("ab", 2):
+        for place, letter in enumerate(LETTERS, 2):
             home = directory / f"host-{letter}"
             address = f"10.113.{number}.{place}"
             hosts.append(HostMachine(home.name, _namespace(number, letter), address, home, key, home / "work"))
             _make(hosts[-1], _bridge(number))
-        yield hosts[0], hosts[1]
+        yield tuple(hosts)
 
 
 @contextmanager
@@ -191,9 +193,10 @@ def _make(host: HostMachine, bridge: str) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key)], check=True)
     public = host_key.with_suffix(".pub").read_text().split()
     host.known_hosts.write_text(f"{host.address} {public[0]} {public[1]}\n")
-    shutil.copyfile(host.client_key.with_suffix(".pub"), host.directory / "authorized_keys")
+    (host.directory / ".ssh").mkdir(mode=0o700)
+    shutil.copyfile(host.client_key.with_suffix(".pub"), host.directory / ".ssh" / "authorized_keys")
     (host.directory / "sshd_config").write_text(
-        f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {host.directory}/authorized_keys\n"
+        f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {host.directory}/.ssh/authorized_keys\n"
         f"PidFile {host.directory}/sshd.pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
         f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\n"
         f"SetEnv HOME={host.directory}\n"
@@ -210,7 +213,7 @@ def _make(host: HostMachine, bridge: str) -> None:
 
 
 def _remove(number: int) -> None:
-    for namespace in (_namespace(number, letter) for letter in "ab"):
+    for namespace in (_namespace(number, letter) for letter in LETTERS):
         for _ in range(50):
             found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout.split()
             for pid in found:

@@ -19,10 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from infra.connection.ssh import CONNECT_SECONDS, FAST_CIPHERS, KEEPALIVE_SECONDS, SILENCE_SECONDS
+from infra.host.ssh_client import SILENCE_SECONDS, client_command, kept
 from infra.inventory import Host, find_host
 
-CIPHERS = (*FAST_CIPHERS, "chacha20-poly1305@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 NO_CONNECTION = 255
 """The exit status of `ssh` itself."""
 PIPE_BYTES = 2**20
@@ -67,31 +66,12 @@ def client_stream(host: Host, command: Sequence[str]) -> "Iterator[ClientStream]
 
 def ssh_command(host: Host) -> list[str]:
     """The client with all its options; a target and a command follow."""
-    options = {
-        "BatchMode": "yes",
-        "StrictHostKeyChecking": "yes",
-        "UserKnownHostsFile": _quoted(str(host.known_hosts.expanduser())),
-        "GlobalKnownHostsFile": "none",
-        "ConnectTimeout": f"{CONNECT_SECONDS:.0f}",
-        "ServerAliveInterval": str(KEEPALIVE_SECONDS),
-        "ServerAliveCountMax": f"{SILENCE_SECONDS / KEEPALIVE_SECONDS:.0f}",
-        "ClearAllForwardings": "yes",
-        "ForwardAgent": "no",
-        "Compression": "no",
-        "Ciphers": ",".join(CIPHERS),
-        "LogLevel": "ERROR",
-    }
-    if host.key is not None:
-        options |= {
-            "IdentityFile": _quoted(str(host.key.expanduser())),
-            "IdentitiesOnly": "yes",
-            "IdentityAgent": "none",
-        }
+    further = {"ClearAllForwardings": "yes"}
     if host.jump is not None:
         jump = find_host(host.jump)
-        options["ProxyCommand"] = f"{_kept(shlex.join(ssh_command(jump)))} -W [%h]:%p {shlex.quote(jump.host)}"
-    named = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
-    return ["ssh", "-F", "none", "-T", "-p", str(host.port), *(["-l", host.user] if host.user else []), *named]
+        further["ProxyCommand"] = f"{kept(shlex.join(ssh_command(jump)))} -W [%h]:%p {shlex.quote(jump.host)}"
+    key = host.key.expanduser() if host.key else None
+    return client_command(host.port, host.user, host.known_hosts.expanduser(), key, further)
 
 
 class ClientStream:
@@ -150,12 +130,3 @@ class ClientStream:
         poll.register(descriptor, what)
         if not poll.poll(self._seconds * 1000):
             raise TimeoutError(f"nothing has moved for {self._seconds:g} s")
-
-
-def _quoted(path: str) -> str:
-    return f'"{_kept(path)}"'
-
-
-def _kept(text: str) -> str:
-    """As it is behind the client's replacement of %h and the like."""
-    return text.replace("%", "%%")

@@ -5,6 +5,7 @@ answers or `patience` is over; whoever would rather do something meanwhile asks 
 """
 
 import contextlib
+import getpass
 import json
 import logging
 import socket
@@ -19,9 +20,10 @@ import paramiko
 from infra.connection.archive import agent_archive, load_command
 from infra.connection.loader import MARK
 from infra.connection.openssh import Stream, client_stream, has_client
-from infra.connection.ssh import CONNECT_SECONDS, PACKET, WINDOW, Connection
+from infra.connection.ssh import PACKET, WINDOW, Connection
 from infra.errors import MachineError, Unreachable
 from infra.host.agent import LENGTH, MAX_REQUEST
+from infra.host.ssh_client import CONNECT_SECONDS
 from infra.inventory import Host
 from rollouts_core.errors import BadInput
 
@@ -74,6 +76,16 @@ class Remote:
                     logger.warning("%s; what runs there runs on, and it is tried again", error)
             time.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
             failures += 1
+
+    @property
+    def user(self) -> str:
+        """Who is logged in as."""
+        return self.host.user or getpass.getuser()
+
+    def host_key(self) -> str:
+        """Kind and key of the host, as known-hosts files have them. Raises `Unreachable`."""
+        key = self._shared().transport.get_remote_server_key()
+        return f"{key.get_name()} {key.get_base64()}"
 
     @contextlib.contextmanager
     def channel(self, *arguments: str, alone: bool) -> Iterator[Stream]:

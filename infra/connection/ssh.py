@@ -19,19 +19,15 @@ from hashlib import sha256
 import paramiko
 
 from infra.errors import Unreachable
+from infra.host.ssh_client import CONNECT_SECONDS, FAST_CIPHERS, KEEPALIVE_SECONDS, SILENCE_SECONDS
 from infra.inventory import Host, find_host
 from rollouts_core.errors import BadInput
 
-CONNECT_SECONDS = 10.0
-KEEPALIVE_SECONDS = 5
-SILENCE_SECONDS = 20.0
-"""A connection whose other end acknowledges nothing for this long is dead."""
 WINDOW = 2**24
 PACKET = 2**18
 """What the other side may send at once; with the usual 32 KiB, receiving is four times slower."""
 BYTES_PER_KEY = 2**35
 """AES-GCM is good for twice as much; paramiko's own limit renews keys every half gigabyte, and stalls doing so."""
-FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
 @dataclass

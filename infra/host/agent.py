@@ -6,6 +6,7 @@
     runner DIRECTORY [FD]   watches over one job (see `runner`)
     environment DIRECTORY   builds an environment (see `environment`)
     servers DIRECTORY       keeps inference servers alive (see `servers`)
+    pool DIRECTORY          a trainer's way to servers on other machines (see `pool`)
 
 A request is a length and JSON, `{"call": ..., "arguments": {...}}`; the answer `{"value": ...}` or
 `{"error": kind, "message": ...}`. Every call may be made twice: an answer that was lost is asked for again.
@@ -32,11 +33,12 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.host import collect, environment, gpu_leases, jobs, runner, servers, trees
+from infra.host import admission, collect, environment, gpu_leases, jobs, pool, runner, servers, trees
 from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
@@ -46,6 +48,8 @@ IMPORT_SECONDS = 280.0
 PROBE_SECONDS = 60
 MAX_REQUEST = 256 * 2**20
 LENGTH = struct.Struct(">I")
+DRAINED = "drained"
+"""A file in WORK."""
 SHELVES = {"artifacts": "store/artifacts", "code": "code", "inputs": "inputs", "wheels": "wheels"}
 
 
@@ -58,6 +62,8 @@ def main(arguments: list[str]) -> int:
         return environment.main(Path(place))
     if command == "servers":
         return servers.main(Path(place))
+    if command == "pool":
+        return pool.main(Path(place))
     if command == "serve":
         return serve(Path(place))
     try:
@@ -212,8 +218,39 @@ def lives(work: Path, pid: int, born_at: str) -> bool:
     return True
 
 
+def hand(work: Path, job: str, name: str, content: str) -> None:
+    """Write a file that a job there reads."""
+    jobs.hand(work / "store" / "jobs", _name(job), _name(name), content)
+
+
+def cancel(work: Path, job: str, asked_by: str | None = None) -> bool:
+    was_there = jobs.cancel(work / "store" / "jobs", _name(job), asked_by)
+    admission.sweep()
+    return was_there
+
+
+def drain(work: Path, who: str, undo: bool) -> list[dict[str, Any]]:
+    """Lease nothing here any more, and have servers leave; or `undo` that. Gives the leases there are."""
+    if undo:
+        (work / DRAINED).unlink(missing_ok=True)
+    else:
+        (work / DRAINED).write_text(json.dumps({"who": who, "since": time.time()}))
+    return gpu_leases.living(work / "leases", work / "store" / "jobs")
+
+
+def drained(work: Path) -> dict[str, Any] | None:
+    """By whom, and since when; None where it is not."""
+    try:
+        found: dict[str, Any] = json.loads((work / DRAINED).read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
 def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
     _name(ask["token"])
+    if told := drained(work):
+        return {"busy": [], "drained": told["who"]}
     return gpu_leases.acquire(work / "leases", work / "store" / "jobs", ask)
 
 
@@ -233,7 +270,10 @@ CALLS: dict[str, Callable[..., Any]] = {
     "start": start,
     "watch": watch,
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
-    "cancel": lambda work, job, asked_by=None: jobs.cancel(work / "store" / "jobs", _name(job), asked_by),
+    "cancel": cancel,
+    "hand": hand,
+    "drain": drain,
+    "drained": drained,
     "busy": busy,
     "note_run": collect.note_run,
     "noted_runs": collect.noted_runs,

@@ -119,6 +119,14 @@ def cancel(jobs: Path, name: str, asked_by: str | None = None) -> bool:
     return was_there
 
 
+def hand(jobs: Path, name: str, file: str, content: str) -> None:
+    """Write a file into a job's directory, whole or not at all; the job may not have begun."""
+    (jobs / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    unfinished = jobs / name / f"{file}.unfinished"
+    unfinished.write_text(content)
+    unfinished.replace(jobs / name / file)
+
+
 def running(jobs: Path) -> list[str]:
     """The names of all jobs that run."""
     return sorted(path.parent.name for path in jobs.glob("*/lock") if is_held(path))

@@ -7,6 +7,10 @@ Decision: a server gets a free port of the loopback for each of its starts, so i
 that ends, does not answer in time, or is complained about is killed with all its processes and started again; after
 `restarts` starts in a row that never came to answer, all of it ends, with that server's last lines.
 
+Decision: where the trainer is on another machine (`gate` in the spec), it comes through one port (see `gate`), with a
+key that this job lets in (see `admission`). When the machine is drained, replicas are told of as leaving, what they
+still generate is ended after `LEAVE_SECONDS`, with its tokens, and all ends well.
+
 Decision: a replica is asked something that its scheduler must answer, not its web server alone, and that it answers
 even while generation is paused for new weights.
 """
@@ -27,6 +31,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from infra.host import admission
+from infra.host.gate import Gate
 from rollouts_core.store.locks import try_lock
 
 LAST_LINES = 25
@@ -36,6 +42,15 @@ START_LOOK_SECONDS = 0.5
 READY_SECONDS = 10.0
 GRACE = 3.0
 PR_SET_PDEATHSIG = 1
+KEY = "key.pub"
+"""In the job's directory: the public key of who may come through the gate."""
+LEAVE_SECONDS = 30.0
+"""For what is being generated when the machine is drained."""
+ABORT_SECONDS = 5.0
+
+
+class Drained(Exception):
+    """The machine is to be left."""
 
 
 class ServersFailed(Exception):
@@ -49,28 +64,38 @@ class Server:
         self.entry = entry
         self.name: str = entry["name"]
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.state, self.url, self.starts = "starting", "", 0
+        self.state, self.url, self.starts, self.since = "starting", "", 0, time.time()
 
     def told(self) -> dict[str, Any]:
-        return {"name": self.name, "url": self.url, "state": self.state, "starts": self.starts}
+        return {
+            "name": self.name,
+            "url": self.url,
+            "state": self.state,
+            "starts": self.starts,
+            "since": self.since,
+        }
 
 
 def main(directory: Path) -> int:
     """Keep the servers until this process is ended. Returns an exit status only when they do not come up."""
-    _end_with_parent()
+    end_with_parent()
     spec = json.loads((directory / "spec.json").read_text())
     memory: Path | None = None
+    status = 1
     try:
         memory = _memory(spec.get("memory"))
         asyncio.run(_keep_all(directory, spec))
+    except* Drained:
+        print("[serve] this machine is drained: its servers have ended", flush=True)
+        status = 0
     except* ServersFailed as group:
         error = group.exceptions[0]
         print(f"[serve] failed: {error}", file=sys.stderr, flush=True)
-        _write_json(directory / "failure.json", {"stage": "serve", "message": str(error)})
+        write_json(directory / "failure.json", {"stage": "serve", "message": str(error)})
     finally:
         if memory is not None:
             shutil.rmtree(memory, ignore_errors=True)
-    return 1
+    return status
 
 
 async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
@@ -79,18 +104,18 @@ async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
     servers = [*replicas, *([router] if router else [])]
     shutil.rmtree(directory / "restarts", ignore_errors=True)
 
+    def told() -> dict[str, Any]:
+        return {
+            "replicas": [replica.told() for replica in replicas],
+            "router": router.url if router and router.state == "ready" else None,
+            "memory": spec.get("memory"),
+        }
+
     def tell() -> None:
         ready = sum(server.state == "ready" for server in servers)
         with (directory / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"ready": ready, "of": len(servers)}) + "\n")
-        _write_json(
-            directory / "servers.json",
-            {
-                "replicas": [replica.told() for replica in replicas],
-                "router": router.url if router and router.state == "ready" else None,
-                "memory": spec.get("memory"),
-            },
-        )
+        write_json(directory / "servers.json", told())
 
     tell()
     loop, whole = asyncio.get_running_loop(), asyncio.current_task()
@@ -99,6 +124,46 @@ async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
     async with asyncio.TaskGroup() as group:
         for server in servers:
             group.create_task(_keep(server, spec, directory / "restarts" / server.name, tell))
+        if spec.get("gate"):
+            group.create_task(_keep_gate(directory, Gate(directory, Path(spec["memory"]), told)))
+            group.create_task(_until_drained(Path(spec["gate"]["drained"]), replicas, tell))
+
+
+async def _keep_gate(directory: Path, gate: Gate) -> None:
+    """Keep the gate open, and the key that was handed here good for it."""
+    place = directory / "gate.json"
+    server = await gate.open(json.loads(place.read_text())["port"] if place.exists() else 0)
+    port = server.sockets[0].getsockname()[1]
+    write_json(place, {"port": port})
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"gate": port}) + "\n")
+    try:
+        async with server:
+            admitted, until = "", 0.0
+            while True:
+                key = handed.read_text() if (handed := directory / KEY).exists() else ""
+                if key and (key != admitted or time.monotonic() > until):
+                    admission.admit(directory, key, port)
+                    admitted, until = key, time.monotonic() + admission.RENEW_SECONDS
+                await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        admission.dismiss(directory)
+
+
+async def _until_drained(note: Path, replicas: list[Server], tell: Any) -> None:
+    while not note.exists():
+        await asyncio.sleep(LOOK_SECONDS)
+    for replica in replicas:
+        if replica.state == "ready":
+            replica.state = "leaving"
+            _say(replica, f"leaves: the machine is drained; what it generates is ended in {LEAVE_SECONDS:.0f} s")
+    tell()
+    await asyncio.sleep(LEAVE_SECONDS)
+    for replica in replicas:
+        if replica.state == "leaving" and (abort := replica.entry.get("abort")):
+            await asyncio.to_thread(_post, f"{replica.url}{abort['path']}", abort["body"])
+    await asyncio.sleep(ABORT_SECONDS)
+    raise Drained
 
 
 async def _keep(server: Server, spec: dict[str, Any], complaint: Path, tell: Any) -> None:
@@ -113,7 +178,7 @@ async def _keep(server: Server, spec: dict[str, Any], complaint: Path, tell: Any
         try:
             reason = await _until_ready(server, process, spec["start_seconds"])
             if not reason:
-                failures, server.state = 0, "ready"
+                failures, server.state, server.since = 0, "ready", time.time()
                 _say(server, f"answers at {server.url}")
                 tell()
                 reason = await _until_bad(server, process, spec["hang_seconds"], complaint)
@@ -141,7 +206,7 @@ async def _start(server: Server) -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, **server.entry["environment"], **_visible(server.entry["devices"])},
         start_new_session=True,
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
         limit=2**20,
     )
 
@@ -215,6 +280,16 @@ def answers(url: str, seconds: float) -> bool:
         return False
 
 
+def _post(url: str, body: dict[str, Any]) -> None:
+    """What is not heard is ended with the server anyway."""
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with (
+        suppress(OSError),
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=ABORT_SECONDS),
+    ):
+        pass
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -268,13 +343,13 @@ def _say(server: Server, text: str) -> None:
     print(f"[{server.name}] {text}", flush=True)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Die with the process that watches over this one, however it dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.write_text(json.dumps(value))
     unfinished.replace(path)

@@ -25,7 +25,8 @@ def refuse_unplaceable(stages: Iterable[Stage], session: MachineSession) -> None
 def placement_for(stage: Stage, session: MachineSession) -> Placement:
     """Of the stage's ranks and servers, on the machine of rank 0. Raises `BadInput` where they do not fit."""
     ranks = processes_of(stage) // (1 + len(session.peers))
-    engine = stage.spec.engine if isinstance(stage.spec, RLSpec) else None
+    beside = isinstance(stage.spec, RLSpec) and not stage.spec.engine.machines
+    engine = stage.spec.engine if isinstance(stage.spec, RLSpec) and beside else None
     try:
         return placement_of(leased_gpus(session), ranks, engine)
     except ValueError as error:

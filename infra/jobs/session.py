@@ -2,9 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from infra.errors import Unreachable
 from infra.jobs.follow import Lines, LogLine
@@ -60,6 +60,13 @@ class Cursor:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
+class Watch(Protocol):
+    """Looks after what a job needs on other machines."""
+
+    def look(self) -> Iterator[LogLine]:
+        """What is to be told since the last look; does what is to be done."""
+
+
 @dataclass(frozen=True)
 class MachineSession:
     """A machine as one run holds it: where its artifacts are, how long jobs may take, what has been read of them."""
@@ -73,8 +80,12 @@ class MachineSession:
     """Jobs that others need beside them while they run, by the name of those."""
     peers: tuple[SSHMachine, ...] = ()
     """Machines whose ranks train along with the machine's."""
+    engines: tuple[SSHMachine, ...] = ()
+    """Machines for servers, leased or to be leased."""
     watches: dict[str, PeerWatch] = field(default_factory=dict)
     """Who looks after the peers' ranks, by the name of the job that they belong to."""
+    pools: dict[str, Watch] = field(default_factory=dict)
+    """Who looks after the servers on other machines, by the name of the trainer's job."""
     asked_by: str | None = None
     """Who else asks for the session's jobs, and may cancel them."""
 

@@ -86,6 +86,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             yield from _output_of(stage, cursor, seen.log, seen.metrics)
             if running and job.name in session.watches:
                 yield from session.watches[job.name].look()
+            if running and job.name in session.pools:
+                yield from session.pools[job.name].look()
             if there:
                 yield from _rest_of(stage, job.name, machine, cursor)
                 ended = True

@@ -64,7 +64,7 @@ class LocalMachine:
         if wanted > len(there):
             raise BadInput(f"machine.gpus: this machine has {len(there)} GPUs to lease, not {wanted}")
         if wanted:
-            self._token = secrets.token_hex(8)
+            self._token = self._token or secrets.token_hex(8)
             yield from until_free(partial(self._try_claim, wanted, there, jobs), self._settings.wait_hours)
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
@@ -94,6 +94,9 @@ class LocalMachine:
             return jobs.cancel(self._jobs, job, asked_by)
         except jobs.JobError as error:
             raise MachineError(str(error)) from error
+
+    def hand(self, job: str, file: str, content: str) -> None:
+        jobs.hand(self._jobs, job, file, content)
 
     def has(self, artifact: ArtifactId) -> bool:
         return self._store.has(artifact)

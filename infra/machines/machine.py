@@ -119,6 +119,9 @@ class Machine(Protocol):
         `asked_by`: who no longer wants it, and may have a start of it on its way.
         """
 
+    def hand(self, job: str, file: str, content: str) -> None:
+        """Write a file that the job reads while it runs."""
+
     def has(self, artifact: ArtifactId) -> bool:
         """Whether jobs there find the artifact."""
 

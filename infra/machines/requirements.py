@@ -1,9 +1,10 @@
 """What a config asks of machines, and which machines of the inventory have it."""
 
 import os
+from collections.abc import Collection
 
 from infra.inventory import Host, find_host, inventory_file, load_inventory
-from rollouts_core.config import MachineConfig
+from rollouts_core.config import EngineMachines, MachineConfig
 from rollouts_core.errors import BadInput
 
 
@@ -17,6 +18,24 @@ def fitting_hosts(settings: MachineConfig) -> dict[str, Host]:
     if not fitting:
         raise BadInput([f"{name}: {', '.join(lack)}" for name, lack in lacks.items()], "no machine fits")
     return fitting
+
+
+def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[str, Host]:
+    """The machines of the inventory that may have servers, but those that are `taken`.
+
+    Raises `BadInput` saying what each one lacks, and for a name that is taken.
+    """
+    hosts = {name: find_host(name) for name in asked.names} or load_inventory()
+    settings = MachineConfig(kind="ssh", gpus=asked.gpus, gpu_memory_gb=asked.gpu_memory_gb, labels=asked.labels)
+    lacks = {name: _lacks(host, settings) for name, host in hosts.items()}
+    for name in taken:
+        if name in asked.names:
+            lacks[name].append("trains; name other machines for servers")
+    left = {name: host for name, host in hosts.items() if not lacks[name] and name not in taken}
+    if not left or any(lacks[name] for name in asked.names):
+        problems = [f"{name}: {', '.join(lack)}" for name, lack in lacks.items() if lack]
+        raise BadInput(problems or [f"{inventory_file()} lists none"], "engine.machines: no machine fits")
+    return left
 
 
 def wanted_gpus(settings: MachineConfig, there: int) -> int:

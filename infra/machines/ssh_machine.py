@@ -69,6 +69,10 @@ class SSHMachine:
     def gpus(self) -> tuple[int, ...]:
         return self._gpus
 
+    @property
+    def is_leased(self) -> bool:
+        return self._lease is not None
+
     def claim(self, jobs: Sequence[str]) -> Iterator[str]:
         yield from until_free(partial(self.try_claim, jobs), self._settings.wait_hours)
         if self._joined:
@@ -81,6 +85,8 @@ class SSHMachine:
         wanted = wanted_gpus(self._settings, there)
         ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
         answer = self.remote.call("acquire", ask=ask)
+        if "drained" in answer:
+            return f"waiting for {self.name}: it is drained by {answer['drained']}"
         if "busy" in answer:
             return f"waiting for {wanted} of {there} GPUs of {self.name}: {gpu_leases.names(answer['busy'])}"
         self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
@@ -149,6 +155,9 @@ class SSHMachine:
     def cancel(self, job: str, asked_by: str | None = None) -> bool:
         deadline, patience = CANCEL_DEADLINE + MARGIN, CANCEL_DEADLINE
         return bool(self.remote.call("cancel", deadline, patience=patience, job=job, asked_by=asked_by))
+
+    def hand(self, job: str, file: str, content: str) -> None:
+        self.remote.call("hand", job=job, name=file, content=content)
 
     def has(self, artifact: ArtifactId) -> bool:
         if self._store.url is not None:

@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from infra.connection.remote import Remote
@@ -24,15 +24,16 @@ from infra.jobs.stage_job import job_name
 from infra.machines.check import refuse_unfit
 from infra.machines.local import LocalMachine
 from infra.machines.machine import Machine
-from infra.machines.requirements import fitting_hosts, passed_variables, wanted_gpus
+from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables, wanted_gpus
 from infra.machines.ssh_machine import SSHMachine
 from infra.provisioning.claim import claim_all
 from infra.provisioning.provider import Provider
 from infra.provisioning.sky import SkyPilot
-from rollouts_core.config import MachineConfig
+from rollouts_core.config import EngineConfig, MachineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
+from rollouts_core.stages.specs import RLSpec
 from rollouts_core.store.store import Store
 
 logger = logging.getLogger("rollouts.machines")
@@ -60,8 +61,11 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
         session = this_machine(settings, store, run)
         if todo := [stage for chain in plan.chains for stage in chain if not store.has(stage.artifact)]:
             run.endings.note("what is leased here", session.machine.release)
-            yield from session.machine.claim([job_name(chain) for chain in plan.chains])
+            jobs = [job_name(chain) for chain in plan.chains]
+            yield from session.machine.claim(jobs)
             refuse_unplaceable(todo, session)
+            session, config = _with_engines(session, plan, settings.name)
+            yield from claim_all([], jobs, settings.wait_hours, session.engines, config)
         yield session
         return
     passed_variables(settings)
@@ -80,12 +84,43 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     jobs = [job_name(chain) for chain in plan.chains]
     session = MachineSession(machine, store, settings, run, peers=tuple(peers))
     if chosen.missing:
-        yield from claim_all([machine, *peers], jobs, settings.wait_hours) if peers else machine.claim(jobs)
+        session, config = _with_engines(session, plan, machine.name, *settings.peers)
+        if peers or session.engines:
+            yield from claim_all([machine, *peers], jobs, settings.wait_hours, session.engines, config)
+        else:
+            yield from machine.claim(jobs)
         refuse_unplaceable((stage for chain in plan.chains for stage in chain), session)
     for used in (machine, *peers):
         used.note_run(run.run_id, run.record.name, [stage.artifact for stage in plan.stages])
     discard_refreshed(machine, plan, run)
     yield session
+
+
+def _with_engines(
+    session: MachineSession, plan: Plan, *taken: str | None
+) -> tuple[MachineSession, EngineConfig | None]:
+    """With the machines that may have servers, given back with the run; none where RL needs none.
+
+    Raises `BadInput` where no machine of the inventory fits.
+    """
+    todo = [segment for segment in plan.rl if not session.has(segment.artifact)]
+    spec = todo[0].spec if todo else None
+    if not isinstance(spec, RLSpec) or spec.engine.machines is None:
+        return session, None
+    engines = []
+    for name, host in engine_hosts(spec.engine.machines, taken).items():
+        gpus = host.gpus if spec.engine.machines.gpus is None else spec.engine.machines.gpus
+        settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
+        machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, _who(session.run))
+        session.run.endings.note(f"what is leased on {name}", partial(_release_engine, machine))
+        engines.append(machine)
+    return replace(session, engines=tuple(engines)), spec.engine
+
+
+def _release_engine(machine: SSHMachine) -> None:
+    """One that never answered has nothing of ours."""
+    if machine.remote.work:
+        machine.release()
 
 
 def _give_back(provider: Provider, name: str) -> None:

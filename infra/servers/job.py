@@ -26,8 +26,10 @@ def serve_job(
     python: str,
     placement: Placement,
     memory: str | None,
+    drained: str | None = None,
 ) -> Job:
-    """`command` runs `infra.host.servers` there. `python` has the server's package."""
+    """`command` runs `infra.host.servers` there. `python` has the server's package. `drained`: for a trainer on another
+    machine, the file that says that this one is to be left."""
     engine = import_module(f"infra.servers.{config.kind}")
     spec = {
         "replicas": [
@@ -38,7 +40,8 @@ def serve_job(
             }
             for number, devices in enumerate(placement.servers)
         ],
-        "router": engine.router(python) if config.replicas > 1 else None,
+        "router": engine.router(python) if config.replicas > 1 and drained is None else None,
+        "gate": None if drained is None else {"drained": drained},
         "start_seconds": config.start_minutes * 60,
         "hang_seconds": config.hang_seconds,
         "restarts": RESTARTS,

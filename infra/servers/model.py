@@ -12,3 +12,5 @@ class ServedModel:
     path: str
     dtype: Dtype
     max_length: int
+    has_weights: bool = True
+    """Whether they are there to be loaded; otherwise the servers begin with any."""

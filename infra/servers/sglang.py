@@ -34,6 +34,8 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
             "--mem-fraction-static", "0.1", "--max-total-tokens", str(CPU_TOKENS),
         ]  # fmt: skip
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    if not model.has_weights:
+        command += ["--load-format", "dummy"]
     if config.replay_experts:
         command += ["--enable-return-routed-experts"]
     return {
@@ -41,6 +43,7 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
         "environment": environment,
         "ready": "/health_generate",
         "probe": "/server_info",
+        "abort": {"path": "/abort_request", "body": {"rid": "", "abort_all": True}},
     }
 
 

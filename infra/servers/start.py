@@ -15,6 +15,7 @@ from infra.python_envs.engine import engine_python, host_command
 from infra.servers.job import serve_job
 from infra.servers.model import ServedModel
 from infra.servers.packages import packages_of
+from infra.servers.pool import end_pool, start_pool
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.specs import RLSpec
@@ -30,6 +31,9 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
 
     Raises `JobFailed` with a server's last lines when it does not come up.
     """
+    if config.machines is not None:
+        yield from start_pool(config, segments, session)
+        return
     todo = [segment for segment in segments if not session.has(segment.artifact)]
     machine, chain = session.machine, job_name(segments)
     yield from machine.supply(todo)
@@ -56,6 +60,8 @@ def _built(kind: str, session: MachineSession) -> Generator[str, None, str]:
 
 def end_servers(segments: Sequence[Stage], session: MachineSession) -> None:
     """End them; where there are none, nothing."""
+    if end_pool(job_name(segments), session):
+        return
     if service := session.services.pop(job_name(segments), None):
         session.end(service, session.machine)
 

@@ -5,7 +5,7 @@ edited there.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,9 +54,13 @@ def _placed(external: External, inputs: str) -> External:
     return replace(external, location=f"{target}:{function}", content=content)
 
 
+def tree_of_files(root: Path, files: Iterable[Path]) -> InputTree:
+    """Some of the files below a directory."""
+    entries = tree_of(root, sorted(files))
+    return InputTree(tree_name(entries), root, tuple(entries), "")
+
+
 def _tree(path: Path) -> InputTree:
     if path.is_file():
-        entries = tree_of(path.parent, [path])
-        return InputTree(tree_name(entries), path.parent, tuple(entries), path.name)
-    entries = tree_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
-    return InputTree(tree_name(entries), path, tuple(entries), "")
+        return replace(tree_of_files(path.parent, [path]), inside=path.name)
+    return tree_of_files(path, (file for file in path.rglob("*") if file.is_file()))

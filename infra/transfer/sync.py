@@ -21,9 +21,9 @@ import paramiko
 
 from infra.connection.openssh import Stream
 from infra.connection.remote import Remote
-from infra.connection.ssh import SILENCE_SECONDS
 from infra.errors import MachineError, Unreachable
 from infra.host import trees
+from infra.host.ssh_client import SILENCE_SECONDS
 from infra.host.trees import Entry, Stretch
 
 MAX_STREAMS = 8

@@ -25,7 +25,7 @@ from rollouts_core.config.data import (
     TokenizationConfig,
     Weighted,
 )
-from rollouts_core.config.engine import EngineConfig
+from rollouts_core.config.engine import EngineConfig, EngineMachines
 from rollouts_core.config.evaluation import EvaluationConfig
 from rollouts_core.config.machine import MachineConfig, ResultsConfig
 from rollouts_core.config.model import Dtype, Model, PretrainedModel, ScratchModel
@@ -53,6 +53,7 @@ __all__ = [
     "DataPath",
     "Dtype",
     "EngineConfig",
+    "EngineMachines",
     "EnvironmentConfig",
     "EvaluationConfig",
     "FileOrUrl",

@@ -8,6 +8,29 @@ from rollouts_core.config.schema import Added, Operational, or_raise, part
 
 
 @part
+class EngineMachines:
+    """Machines of the inventory for servers, in the place of the trainer's own. Nothing here can change a result."""
+
+    names: Operational[tuple[str, ...]] = Field(
+        default=(), description="Which; none: every machine that fits what is asked for below, but the trainer's."
+    )
+    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that each machine must carry.")
+    gpus: Operational[int | None] = Field(
+        default=None, ge=0, description="GPUs to lease on each; null: all that it has."
+    )
+    gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
+
+    @model_validator(mode="after")
+    def _something_is_asked_for(self) -> "EngineMachines":
+        problems = []
+        if not (self.names or self.labels or self.gpus or self.gpu_memory_gb):
+            problems.append("names: give machines, or what they must have: labels, gpus or gpu_memory_gb")
+        if len(set(self.names)) < len(self.names):
+            problems.append(f"names {', '.join(self.names)}: a machine is named twice")
+        return or_raise(self, problems)
+
+
+@part
 class EngineConfig:
     """What generates. The embedded engine is torch in the trainer's process; the others are servers beside it."""
 
@@ -20,6 +43,12 @@ class EngineConfig:
     )
     arguments: tuple[str, ...] = Field(default=(), description="Further arguments of each server, as it knows them.")
     replicas: Operational[int] = Field(default=1, ge=1, description="Servers; several stand behind SGLang's router.")
+    machines: Operational[EngineMachines | None] = Field(
+        default=None, description="Other machines that generate, over SSH; null: the trainer's."
+    )
+    min_replicas: Operational[int] = Field(
+        default=1, ge=1, description="Servers on other machines that must answer; with fewer, training waits."
+    )
     tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
     data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
     weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
@@ -40,7 +69,12 @@ class EngineConfig:
     def _servers_are_asked_for(self) -> "EngineConfig":
         problems = []
         if self.kind == "embedded":
-            set_anyway = [name for name in ("replicas", "tensor_parallel", "data_parallel") if getattr(self, name) != 1]
+            alone = (
+                ("tensor_parallel", "data_parallel")
+                if self.machines
+                else ("replicas", "tensor_parallel", "data_parallel")
+            )
+            set_anyway = [name for name in alone if getattr(self, name) != 1]
             set_anyway += ["arguments"] if self.arguments else []
             problems += [f"{name} is of servers, and the engine is embedded" for name in set_anyway]
         elif self.cache_gib is not None:
@@ -49,4 +83,19 @@ class EngineConfig:
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
         if self.kind == "vllm" and self.replay_experts:
             problems.append("replay_experts needs sglang or embedded: mixtures can't be trained with vllm")
+        if self.machines and self.weight_sync == "tensor":
+            problems.append("weight_sync tensor shares memory, and servers are on other machines: use disk")
+        if self.machines and self.weight_sync == "broadcast":
+            problems.append("weight_sync broadcast: not over machines yet; use disk, which sends files over SSH")
+        if self.machines and self.kind == "embedded" and self.replay_experts:
+            problems.append("replay_experts on other machines needs sglang")
+        if self.min_replicas > self.replicas:
+            problems.append(f"min_replicas {self.min_replicas} is more than replicas {self.replicas}")
+        if self.min_replicas > 1 and not self.machines:
+            problems.append("min_replicas is of servers on other machines; give machines")
         return or_raise(self, problems)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether what generates is servers, and not the trainer's process."""
+        return self.kind != "embedded" or self.machines is not None

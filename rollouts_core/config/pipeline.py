@@ -82,7 +82,7 @@ def _placement_problems(config: PipelineConfig) -> list[str]:
     unknown = machine.gpus is None and machine.kind == "local" and machine.device == "auto"
     if machine.device == "cpu" or unknown:
         return []
-    engine = None if config.rl is None else config.engine
+    engine = None if config.rl is None or config.engine.machines else config.engine
     try:
         placement_of(1 if machine.gpus is None else machine.gpus, processes, engine)
     except ValueError as error:

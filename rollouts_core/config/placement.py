@@ -31,7 +31,7 @@ def placement_of(gpus: int, ranks: int, engine: EngineConfig | None) -> Placemen
 
     Raises ValueError when there are too few GPUs.
     """
-    servers, each = (0, 0) if engine is None or engine.kind == "embedded" else (engine.replicas, gpus_of_server(engine))
+    servers, each = (engine.replicas, gpus_of_server(engine)) if engine is not None and engine.has_servers else (0, 0)
     if not gpus:
         return Placement((), ((),) * servers)
     needed = max(ranks, servers * each)

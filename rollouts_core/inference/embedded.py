@@ -73,6 +73,13 @@ class EmbeddedEngine:
     def sync_seconds(self) -> Mapping[str, float]:
         return {}
 
+    @property
+    def sync_bytes(self) -> Mapping[str, int]:
+        return {}
+
+    def take_tokens(self) -> Mapping[str, int]:
+        return {}
+
     async def release_memory(self) -> None:
         """It shares the trainer's process; its weights and cache stay."""
 

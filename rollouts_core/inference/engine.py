@@ -7,12 +7,14 @@ answers are still wanted is the rollout manager's; between them there is a reque
 A caller that stops waiting has aborted its request.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rollouts_core.errors import ContextOverflow, OutsideVocabulary, WeightMismatch
+import anyio
+
+from rollouts_core.errors import ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
 from rollouts_core.inference.told_experts import continued
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     Weights = Mapping[str, torch.Tensor]
 
 FinishReason = Literal["stop", "length", "abort"]
+ASK_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,14 @@ class InferenceEngine(Protocol):
 
     @property
     def sync_seconds(self) -> "Mapping[str, float]":
-        """Of the last update, by phase."""
+        """Of the last update, by phase; `bring/<machine>` of what went to other machines."""
+
+    @property
+    def sync_bytes(self) -> "Mapping[str, int]":
+        """What the last update sent to each other machine."""
+
+    def take_tokens(self) -> "Mapping[str, int]":
+        """Tokens that each replica has made since this was asked last, by name; empty where there are none."""
 
     async def release_memory(self) -> None:
         """Give the device's memory to the trainer beside it; no request may be under way."""
@@ -153,6 +163,25 @@ def joined(before: Completion | None, after: Completion) -> Completion:
         weight_versions=before.weight_versions + after.weight_versions,
         experts=continued(before.experts, after.experts),
     )
+
+
+async def ask_until_ended(
+    request: GenerationRequest,
+    ask: Callable[[GenerationRequest], Awaitable[Completion]],
+    is_unwanted: Callable[[], bool],
+) -> Completion:
+    """Ask for the rest of an answer again and again, behind the tokens that are there: a server may end a request that
+    is still wanted, as one does that is about to leave. Raises what `ask` raises while there is no token to lose."""
+    made = Completion(request.request_id, (), (), (), "abort")
+    while True:
+        try:
+            made = joined(made, await ask(replace(request, generated=request.generated + made.tokens)))
+        except EngineUnavailable:
+            if not made.tokens:
+                raise
+        if made.finish_reason != "abort" or is_unwanted():
+            return made
+        await anyio.sleep(ASK_AGAIN_SECONDS)
 
 
 def check_request(request: GenerationRequest, limits: ModelLimits) -> None:

@@ -1,12 +1,23 @@
-"""Which replicas of an engine have the current weights, and how the others get there.
+"""Which replicas of an engine have the current weights, how the others get there, and which one is asked.
 
 Decision: a replica takes part only while it is known to have the current weights. It is told apart by its address,
 which is new with each start; a newcomer is brought to the current version first and serves afterwards. Whoever cannot
 be brought there is taken out, and a new start of it is asked for.
+
+Decision: new weights are brought to a replica's machine while it generates, and it is paused only to load them.
+
+Decision: without a router, a session stays with one replica (highest random weight, which moves few sessions when
+replicas come and go), and everything else goes where it will be answered first: by the requests under way there and by
+how fast that replica has been making tokens. A slow replica gets less by itself.
 """
 
+import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from zlib import crc32
 
 import anyio
 
@@ -14,21 +25,44 @@ from rollouts_core.errors import EngineError, EngineUnavailable, WeightMismatch
 from rollouts_core.inference.replicas import Fleet, Replica, Servers
 
 LOOK_SECONDS = 0.5
+AGAIN_SECONDS = 10.0
+"""Before a replica that could not be given the weights is tried again."""
+SPEED_SHARE = 0.1
+"""Of the last request, in the average speed of a replica."""
 UNSENT = -1
 
 Problems = dict[str, Exception]
 """By name of the replica: what went wrong with it."""
 
 
+Step = Callable[[Sequence[Replica]], Awaitable[Problems]]
+
+
+@dataclass(frozen=True)
+class Giving:
+    """How a version is given to replicas."""
+
+    bring: Step
+    """Brings the weights to where replicas load them from; they go on generating."""
+    swap: Step
+    """Has replicas take the weights."""
+
+
 class Members:
     """The replicas that may be asked, and the version they have."""
 
-    def __init__(self, fleet: Fleet, start_seconds: float) -> None:
-        """`start_seconds`: how long to wait for a server where none is left that could answer."""
-        self._fleet, self._start_seconds = fleet, start_seconds
+    def __init__(self, fleet: Fleet, start_seconds: float, least: int = 1) -> None:
+        """`start_seconds`: how long to wait while fewer than `least` replicas are there that could answer."""
+        self._fleet, self._start_seconds, self._least = fleet, start_seconds, least
         self.version = UNSENT
         self.current: dict[str, Replica] = {}
         """By address."""
+        self._busy: Counter[str] = Counter()
+        self._speeds: dict[str, float] = {}
+        """Tokens a second of one request, by address."""
+        self._tokens: Counter[str] = Counter()
+        self._failed: dict[str, float] = {}
+        """By address, when a replica could not be given the weights."""
 
     def servers(self) -> Servers:
         """What is there, without those that are gone. Raises `EngineUnavailable` when nothing will come any more."""
@@ -38,30 +72,82 @@ class Members:
         return servers
 
     def newcomers(self) -> list[Replica]:
-        return [replica for replica in self.servers().replicas if replica.url not in self.current]
+        """Those that lack the version, but for those that have just failed to take it."""
+        since = time.monotonic() - AGAIN_SECONDS
+        there = self.servers().replicas
+        return [r for r in there if r.url not in self.current and self._failed.get(r.url, since) <= since]
 
-    async def bring(self, version: int, update: Callable[[Sequence[Replica]], Awaitable[Problems]]) -> None:
-        """Have `update` give all replicas that lack it the version; wait for a replica where none has it.
+    def serving(self) -> list[Replica]:
+        """Those that may be asked. Raises `EngineUnavailable` while they are too few."""
+        self.servers()
+        if len(self.current) < self._least:
+            raise EngineUnavailable(
+                f"{len(self.current)} servers have weight version {self.version}, and {self._least} are needed"
+            )
+        return list(self.current.values())
 
-        Raises `WeightMismatch` when all refuse the weights, `EngineUnavailable` when none could be reached in time.
+    @contextmanager
+    def chosen(self, session: str) -> Iterator[Replica]:
+        """The replica for a request, which counts as under way there for as long as the block lasts."""
+        members = self.serving()
+        if session:
+            replica = max(members, key=lambda member: crc32(f"{member.name}\0{session}".encode()))
+        else:
+            usual = statistics.median(self._speeds.values()) if self._speeds else 1.0
+            replica = min(members, key=lambda m: (self._busy[m.url] + 1) / self._speeds.get(m.url, usual))
+        self._busy[replica.url] += 1
+        try:
+            yield replica
+        finally:
+            self._busy[replica.url] -= 1
+
+    def answered(self, replica: Replica, tokens: int, seconds: float) -> None:
+        """A request was: for the shares that replicas get, and for `rates`."""
+        self._tokens[replica.name] += tokens
+        if tokens and seconds:
+            speed = tokens / seconds
+            before = self._speeds.get(replica.url, speed)
+            self._speeds[replica.url] = before + SPEED_SHARE * (speed - before)
+
+    def take_tokens(self) -> dict[str, int]:
+        """How many tokens each replica has made since this was asked last."""
+        tokens, self._tokens = self._tokens, Counter()
+        return {replica.name: tokens[replica.name] for replica in self.current.values()} | tokens
+
+    async def bring(self, version: int, giving: Giving) -> None:
+        """Give all replicas that lack it the version; wait while fewer than are needed have it.
+
+        Raises `WeightMismatch` when all refuse the weights, `EngineUnavailable` when too few could be reached in time.
         """
-        if version != self.version:
-            self.current = {}
-        self.version = version
         end = time.monotonic() + self._start_seconds
         said = "no server is ready"
+        if version != self.version:
+            self._failed = {}
         while True:
-            if replicas := self.newcomers():
-                problems = await update(replicas)
-                self.current |= {replica.url: replica for replica in replicas if replica.name not in problems}
-                self._restart(replicas, problems)
+            replicas = self.newcomers() if version == self.version else list(self.servers().replicas)
+            if replicas:
+                problems = await self._give(replicas, version, giving)
                 if problems:
                     said = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            if self.current:
+            if len(self.current) >= self._least and version == self.version:
                 return
             if time.monotonic() > end:
-                raise EngineUnavailable(f"weight version {version} could be given to no server: {said}")
+                raise EngineUnavailable(
+                    f"weight version {version} could be given to {len(self.current)} servers of the {self._least} that "
+                    f"are needed: {said}"
+                )
             await anyio.sleep(LOOK_SECONDS)
+
+    async def _give(self, replicas: Sequence[Replica], version: int, giving: Giving) -> Problems:
+        unreached = await giving.bring(replicas)
+        if version != self.version:
+            self.version, self.current = version, {}
+        there = [replica for replica in replicas if replica.name not in unreached]
+        refused = await giving.swap(there) if there else {}
+        self.current |= {replica.url: replica for replica in there if replica.name not in refused}
+        self._failed |= {r.url: time.monotonic() for r in replicas if r.name in unreached or r.name in refused}
+        self._restart(there, refused)
+        return unreached | refused
 
     def _restart(self, replicas: Sequence[Replica], problems: Problems) -> None:
         refused = [problem for problem in problems.values() if isinstance(problem, WeightMismatch)]
@@ -70,6 +156,11 @@ class Members:
         for replica in replicas:
             if replica.name in problems:
                 self._fleet.restart(replica, str(problems[replica.name]))
+
+
+async def nothing_to_bring(replicas: Sequence[Replica]) -> Problems:
+    """What replicas are to load lies where they find it."""
+    return {}
 
 
 async def for_each(replicas: Sequence[Replica], action: Callable[[Replica], Awaitable[object]]) -> Problems:

@@ -29,7 +29,7 @@ def engine_for(
 
     Raises `BadInput` where a config asks for servers and there are none.
     """
-    if config.kind == "embedded":
+    if not config.has_servers:
         return embedded_engine(config, copy_of(model, device), tokenizer, max_length)
     if servers is None or not servers.is_dir():
         raise BadInput(f"engine.kind is {config.kind}, and nobody has started servers for this job ({servers})")
@@ -49,11 +49,15 @@ def server_engine(config: EngineConfig, fleet: Fleet, model: Any, max_length: in
     routers = routers_of(model) if config.replay_experts else None
     if config.replay_experts and routers is None:
         raise BadInput(f"engine.replay_experts: {model.config.model_type} has no experts whose routers are known")
+    if config.kind == "embedded" and any(experts_of(model)):
+        raise BadInput(
+            f"engine.machines: {model.config.model_type} is a mixture of experts, which the embedded engine serves in "
+            "the trainer's process alone; use sglang"
+        )
     limits = ModelLimits(max_length, model.config.vocab_size, shapes, named_as_in_files(model), routers)
-    remote: InferenceEngine = import_module(f"rollouts_core.inference.{config.kind}").create(
-        config, fleet, limits, memory
-    )
-    return remote
+    module = "own_servers" if config.kind == "embedded" else config.kind
+    created: InferenceEngine = import_module(f"rollouts_core.inference.{module}").create(config, fleet, limits, memory)
+    return created
 
 
 def embedded_engine(config: EngineConfig, model: Any, tokenizer: Any, max_length: int) -> EmbeddedEngine:
@@ -66,6 +70,6 @@ def embedded_engine(config: EngineConfig, model: Any, tokenizer: Any, max_length
 
 def shares_device(config: EngineConfig, servers: Path | None) -> bool:
     """Whether the servers use the trainer's GPU."""
-    if config.kind == "embedded" or servers is None or not (servers / "spec.json").exists():
+    if not config.has_servers or servers is None or not (servers / "spec.json").exists():
         return False
     return bool(json.loads((servers / "spec.json").read_text()).get("colocated"))

@@ -6,11 +6,11 @@ behind it; a restarted replica cannot be taken for the one that was there before
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollouts_core.errors import EngineUnavailable
 
@@ -22,6 +22,19 @@ RESTARTS = "restarts"
 class Replica:
     name: str
     url: str
+    machine: str = ""
+    """Another one, which `Servers.machines` tells of; empty for this one."""
+
+
+@dataclass(frozen=True)
+class EngineMachine:
+    """A machine with servers, as it is reached from here (see `infra.host.pool`)."""
+
+    name: str
+    port: int
+    """Of the loopback here; leads to its gate. 0: it can't be reached now."""
+    memory: Path
+    """There, for weights on their way."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,8 @@ class Servers:
     """Where several are, requests go through it."""
     memory: Path | None = None
     """A directory in memory, for weights on their way; who made the servers removes it."""
+    machines: Mapping[str, EngineMachine] = field(default_factory=dict)
+    """By name, those that have servers and are not this one."""
 
 
 class Fleet(Protocol):
@@ -94,9 +109,12 @@ class SupervisedServers:
             return ""
 
 
-def _servers(said: dict[str, object]) -> Servers:
-    replicas = said["replicas"]
-    assert isinstance(replicas, list), "the supervisor writes a list"
-    ready = tuple(Replica(entry["name"], entry["url"]) for entry in replicas if entry["state"] == "ready")
-    router, memory = said.get("router"), said.get("memory")
-    return Servers(ready, str(router) if router else None, Path(str(memory)) if memory else None)
+def _servers(said: dict[str, Any]) -> Servers:
+    ready = [entry for entry in said["replicas"] if entry["state"] == "ready"]
+    machines = [entry for entry in said.get("machines", []) if entry["memory"]]
+    return Servers(
+        tuple(Replica(entry["name"], entry["url"], entry.get("machine", "")) for entry in ready),
+        said.get("router"),
+        Path(said["memory"]) if said.get("memory") else None,
+        {entry["name"]: EngineMachine(entry["name"], entry["port"], Path(entry["memory"])) for entry in machines},
+    )

@@ -10,10 +10,11 @@ kernels; it does not start on the CPU). Elsewhere an answer is drawn from the se
 Where a request names stop tokens, the tokenizer's end-of-sequence token stops it as well: SGLang ignores both or none.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -24,18 +25,19 @@ from rollouts_core.inference.engine import (
     Completion,
     GenerationRequest,
     ModelLimits,
+    ask_until_ended,
     check_request,
     check_weights,
     shapes_in,
 )
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.inference.members import Members, Problems, for_each, raise_first
+from rollouts_core.inference.machine_transport import file_transport
+from rollouts_core.inference.members import Giving, Members, Problems, Step, for_each, nothing_to_bring, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.routing import Routers
 from rollouts_core.inference.told_experts import from_text, to_text
 from rollouts_core.inference.transports import (
     BroadcastTransport,
-    DiskTransport,
     TensorTransport,
     WeightTransport,
     load_checkpoint,
@@ -57,32 +59,35 @@ OVERFLOW_WORDS = ("context length", "maximum context")
 def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> "SGLangEngine":
     """`memory`: a directory for weights on their way."""
     make: dict[str, Any] = {
-        "disk": partial(DiskTransport, memory),
+        "disk": partial(file_transport, config, fleet, memory),
         "tensor": partial(TensorTransport, config.tensor_parallel),
         "broadcast": partial(BroadcastTransport, config.tensor_parallel),
     }
     transport: WeightTransport = make[config.weight_sync]()
-    return SGLangEngine(fleet, limits, transport, config.start_minutes * 60)
-
-
-class Send(Protocol):
-    """What gives weights to replicas that are paused."""
-
-    async def __call__(self, *, replicas: Sequence[Replica]) -> Problems: ...
+    return SGLangEngine(fleet, limits, transport, config.start_minutes * 60, config.min_replicas)
 
 
 class SGLangEngine:
     """Speaks to the servers of one policy."""
 
     def __init__(
-        self, fleet: Fleet, limits: ModelLimits, transport: WeightTransport, start_seconds: float = 600.0
+        self,
+        fleet: Fleet,
+        limits: ModelLimits,
+        transport: WeightTransport,
+        start_seconds: float = 600.0,
+        least: int = 1,
+        further: Callable[[GenerationRequest], Mapping[str, Any]] = lambda request: {},
     ) -> None:
-        """`start_seconds`: how long a start of servers may take, when none is left that could answer."""
-        self._members = Members(fleet, start_seconds)
-        self._limits, self._transport = limits, transport
+        """`start_seconds`: how long to wait while fewer than `least` servers are there that could answer. `further`:
+        fields of a request that SGLang's have not."""
+        self._members = Members(fleet, start_seconds, least)
+        self._limits, self._transport, self._further = limits, transport, further
         self._http = JsonClient()
         self._timer = PhaseTimer()
-        self._rids: dict[str, str] = {}
+        self._places: dict[str, tuple[Replica | None, str]] = {}
+        """Of each request under way: where, if that is known, and under which name."""
+        self._unwanted: set[str] = set()
         self._asked = 0
 
     @property
@@ -94,7 +99,14 @@ class SGLangEngine:
 
     @property
     def sync_seconds(self) -> Mapping[str, float]:
-        return self._timer.seconds
+        return self._timer.seconds | {f"bring/{name}": told.seconds for name, told in self._transport.brought.items()}
+
+    @property
+    def sync_bytes(self) -> Mapping[str, int]:
+        return {name: told.bytes for name, told in self._transport.brought.items()}
+
+    def take_tokens(self) -> Mapping[str, int]:
+        return self._members.take_tokens()
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -102,42 +114,28 @@ class SGLangEngine:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         check_request(request, self._limits)
-        self._asked += 1
-        rid = f"{request.request_id}~{self._asked}"
-        self._rids[request.request_id] = rid
-        headers = {"X-SMG-Routing-Key": request.session} if request.session else {}
         try:
-            url = f"{self._address()}/generate"
-            body = _body(request, rid) | ({"return_routed_experts": True} if self._limits.routers else {})
-            answer = await self._http.call("POST", url, body, deadline=REQUEST_SECONDS, headers=headers)
-            return read_completion(answer, request, self._limits.routers)
-        except EngineRefused as error:
-            if any(words in str(error) for words in OVERFLOW_WORDS):
-                raise ContextOverflow(f"request {request.request_id}: {error}") from None
-            raise
-        except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(CONTROL_SECONDS, shield=True):
-                await self._tell_all("/abort_request", {"rid": rid})
-            raise
+            return await ask_until_ended(request, self._ask_once, lambda: request.request_id in self._unwanted)
         finally:
-            if self._rids.get(request.request_id) == rid:
-                del self._rids[request.request_id]
+            self._unwanted.discard(request.request_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         for name in request_ids:
-            if rid := self._rids.get(name):
-                await self._tell_all("/abort_request", {"rid": rid})
+            if name in self._places:
+                self._unwanted.add(name)
+                await self._abort(*self._places[name])
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         weights = self._limits.renamed(weights)
         check_weights(shapes_of(weights), self._limits, version)
-        send = partial(self._transport.send, weights=weights, version=version)
-        await self._members.bring(version, partial(self._update, send=send))
+        bring = partial(self._transport.bring, weights=weights, version=version)
+        swap = partial(self._transport.swap, weights=weights, version=version)
+        await self._members.bring(version, Giving(partial(self._bring, bring), partial(self._swap, swap)))
 
     async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
         check_weights(shapes_in(path), self._limits, version)
-        send = partial(load_checkpoint, self._http, path=path, version=version)
-        await self._members.bring(version, partial(self._update, send=send))
+        swap = partial(load_checkpoint, self._http, place=lambda replica: path, version=version)
+        await self._members.bring(version, Giving(nothing_to_bring, partial(self._swap, swap)))
 
     async def release_memory(self) -> None:
         """Weights and cache go. The servers must run with --enable-memory-saver."""
@@ -152,21 +150,57 @@ class SGLangEngine:
             await for_each(self._members.servers().replicas, partial(self._ask, "/resume_memory_occupation", {}))
         )
 
-    def _address(self) -> str:
-        """Raises `EngineUnavailable` while no replica has the current weights."""
-        servers = self._members.servers()
-        if not self._members.current:
-            raise EngineUnavailable(f"no server has weight version {self.weight_version} yet")
-        return servers.router or next(iter(self._members.current))
+    async def _ask_once(self, request: GenerationRequest) -> Completion:
+        if router := self._members.servers().router:
+            self._members.serving()
+            return await self._answer(request, router, None)
+        with self._members.chosen(request.session) as replica:
+            began = time.perf_counter()
+            completion = await self._answer(request, replica.url, replica)
+            self._members.answered(replica, len(completion.tokens), time.perf_counter() - began)
+            return completion
 
-    async def _update(self, replicas: Sequence[Replica], send: Send) -> Problems:
-        """Pause, send, look, go on. Returns who failed on the way."""
+    async def _answer(self, request: GenerationRequest, address: str, replica: Replica | None) -> Completion:
+        self._asked += 1
+        rid = f"{request.request_id}~{self._asked}"
+        self._places[request.request_id] = (replica, rid)
+        headers = {"X-SMG-Routing-Key": request.session} if request.session else {}
+        body = {**_body(request, rid), **self._further(request)}
+        body |= {"return_routed_experts": True} if self._limits.routers else {}
+        try:
+            url = f"{address}/generate"
+            answer = await self._http.call("POST", url, body, deadline=REQUEST_SECONDS, headers=headers)
+            return read_completion(answer, request, self._limits.routers)
+        except EngineRefused as error:
+            if any(words in str(error) for words in OVERFLOW_WORDS):
+                raise ContextOverflow(f"request {request.request_id}: {error}") from None
+            raise
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(CONTROL_SECONDS, shield=True):
+                await self._abort(replica, rid)
+            raise
+        finally:
+            if self._places.get(request.request_id) == (replica, rid):
+                del self._places[request.request_id]
+
+    async def _abort(self, replica: Replica | None, rid: str) -> None:
+        """Behind a router nobody knows where a request is. A replica that is away has nothing to be told."""
+        there = [replica] if replica else list(self._members.current.values())
+        await for_each(there, partial(self._ask, "/abort_request", {"rid": rid}))
+
+    async def _bring(self, bring: Step, replicas: Sequence[Replica]) -> Problems:
         self._timer = timer = PhaseTimer()
+        with timer.phase("bring"):
+            return await bring(replicas)
+
+    async def _swap(self, swap: Step, replicas: Sequence[Replica]) -> Problems:
+        """Pause, swap, look, go on. Returns who failed on the way."""
+        timer = self._timer
         with timer.phase("pause"):
             problems = await for_each(replicas, partial(self._ask, "/pause_generation", {"mode": "retract"}))
         with timer.phase("send"):
             if paused := [replica for replica in replicas if replica.name not in problems]:
-                problems |= await send(replicas=paused)
+                problems |= await swap(paused)
         with timer.phase("verify"):
             updated = [replica for replica in replicas if replica.name not in problems]
             return problems | await for_each(updated, self._readmit)
@@ -195,10 +229,6 @@ class SGLangEngine:
 
     async def _ask(self, path: str, body: Any, replica: Replica) -> None:
         await self._http.call("POST", f"{replica.url}{path}", body, deadline=CONTROL_SECONDS)
-
-    async def _tell_all(self, path: str, body: Any) -> None:
-        """One that is away has nothing to be told."""
-        await for_each(list(self._members.current.values()), partial(self._ask, path, body))
 
 
 def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:

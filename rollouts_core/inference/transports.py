@@ -1,6 +1,7 @@
 """How new weights reach SGLang's replicas: by files, by shared tensors, or by broadcast. The result is the same.
 
     DiskTransport        safetensors in a directory, in memory where there is one, read by each replica
+    MachineTransport     the same, sent to each machine that has replicas (see `machine_transport`)
     TensorTransport      the tensors themselves, shared within the host: CUDA's own handles, or shared memory
     BroadcastTransport   one broadcast a bucket over NCCL (gloo on the CPU), for replicas on other GPUs
 
@@ -18,6 +19,7 @@ import json
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -43,14 +45,43 @@ BUCKET_BYTES = 2**30
 SECONDS = 600.0
 """Deadline of a whole transfer, and of each call in it."""
 
+INDEX = "model.safetensors.index.json"
+
 Weights = Mapping[str, torch.Tensor]
 
 
 class WeightTransport(Protocol):
-    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
-        """Give paused replicas new weights. Returns who failed, and why; their weights are to be thrown away."""
+    """Both give who failed, and why."""
+
+    async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        """Bring weights as near to replicas as can be done while they generate."""
+
+    async def swap(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        """Give paused replicas what was brought. The weights of those that fail are to be thrown away."""
+
+    @property
+    def brought(self) -> "Mapping[str, Brought]":
+        """Of the last version, by the name of each other machine."""
 
     async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What was sent to a machine, and how long that took."""
+
+    bytes: int
+    seconds: float
+
+
+NOTHING: Mapping[str, Brought] = {}
+
+
+class FileTransport(WeightTransport, Protocol):
+    """Replicas read the weights from files, so those of any engine can."""
+
+    def place(self, replica: Replica, version: int) -> Path:
+        """The directory from which a replica reads a version that was brought."""
 
 
 def buckets(weights: Weights, limit: int = BUCKET_BYTES) -> Iterator[dict[str, torch.Tensor]]:
@@ -67,11 +98,23 @@ def buckets(weights: Weights, limit: int = BUCKET_BYTES) -> Iterator[dict[str, t
         yield bucket
 
 
-async def load_checkpoint(http: JsonClient, replicas: Sequence[Replica], path: Path, version: int) -> Problems:
+def file_name(bucket: int) -> str:
+    """Of a bucket's safetensors, as transformers names the files of a model."""
+    return f"model-{bucket:05d}.safetensors"
+
+
+def index_text(files: Mapping[str, str]) -> str:
+    """Of the file of each weight, as transformers writes it to `INDEX`."""
+    return json.dumps({"weight_map": files})
+
+
+async def load_checkpoint(
+    http: JsonClient, replicas: Sequence[Replica], place: Callable[[Replica], Path], version: int
+) -> Problems:
     """Have replicas read a Hugging Face model directory that they can see. Returns who failed, and why."""
-    body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
 
     async def load(replica: Replica) -> None:
+        body = {"model_path": str(place(replica)), "weight_version": str(version), "flush_cache": True}
         try:
             await _post(http, "/update_weights_from_disk", body, replica)
         except EngineRefused as error:
@@ -83,18 +126,24 @@ async def load_checkpoint(http: JsonClient, replicas: Sequence[Replica], path: P
 class DiskTransport:
     """Writes a version below `directory`, has it read, and removes the one before. Raises OSError when it is full."""
 
+    brought = NOTHING
+
     def __init__(self, directory: Path, limit: int = BUCKET_BYTES) -> None:
         self._directory, self._limit = directory, limit
         self._http = JsonClient()
 
-    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
-        return await load_checkpoint(self._http, replicas, await self.write(weights, version), version)
+    async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        await to_thread.run_sync(partial(self._write, self._place(version), weights))
+        return {}
 
-    async def write(self, weights: Weights, version: int) -> Path:
-        """The directory that holds the version, written unless it is there."""
-        place = self._directory / f"version-{version}"
-        await to_thread.run_sync(partial(self._write, place, weights))
-        return place
+    async def swap(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        return await load_checkpoint(self._http, replicas, partial(self.place, version=version), version)
+
+    def place(self, replica: Replica, version: int) -> Path:
+        return self._place(version)
+
+    def _place(self, version: int) -> Path:
+        return self._directory / f"version-{version}"
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -110,10 +159,10 @@ class DiskTransport:
         try:
             index: dict[str, str] = {}
             for number, bucket in enumerate(buckets(weights, self._limit)):
-                file = f"model-{number:05d}.safetensors"
+                file = file_name(number)
                 save_file({name: tensor.detach().contiguous() for name, tensor in bucket.items()}, unfinished / file)
                 index |= dict.fromkeys(bucket, file)
-            (unfinished / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+            (unfinished / INDEX).write_text(index_text(index))
             unfinished.rename(place)
         except (OSError, SafetensorError) as error:
             if "No space left" not in str(error):
@@ -126,11 +175,16 @@ class DiskTransport:
 class TensorTransport:
     """Shares tensors with replicas on this host; on CUDA without a copy, on the CPU by one into shared memory."""
 
+    brought = NOTHING
+
     def __init__(self, tensor_parallel: int = 1, limit: int = BUCKET_BYTES) -> None:
         self._ranks, self._limit = tensor_parallel, limit
         self._http = JsonClient()
 
-    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+    async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        return {}
+
+    async def swap(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # handed-over descriptors end a server's process
 
         problems: Problems = {}
@@ -160,6 +214,8 @@ class TensorTransport:
 class BroadcastTransport:
     """One process group of the trainer (rank 0) and all ranks of all replicas, made anew when the replicas change."""
 
+    brought = NOTHING
+
     def __init__(self, tensor_parallel: int = 1, limit: int = BUCKET_BYTES, address: str = "127.0.0.1") -> None:
         self._ranks, self._limit, self._address = tensor_parallel, limit, address
         self._http = JsonClient()
@@ -167,7 +223,10 @@ class BroadcastTransport:
         self._group: Any = None
         self._made = 0
 
-    async def send(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+    async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        return {}
+
+    async def swap(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         device = next(iter(weights.values())).device
         try:
             with anyio.fail_after(SECONDS):

@@ -11,13 +11,11 @@ request with a truncation are of what the truncation kept, which the trainer doe
 the two together.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import anyio
 
@@ -27,16 +25,17 @@ from rollouts_core.inference.engine import (
     Completion,
     GenerationRequest,
     ModelLimits,
+    ask_until_ended,
     check_request,
     check_weights,
-    joined,
     shapes_in,
 )
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.inference.members import Members, Problems, for_each, raise_first
+from rollouts_core.inference.machine_transport import file_transport
+from rollouts_core.inference.members import Giving, Members, Problems, Step, for_each, nothing_to_bring, raise_first
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
-from rollouts_core.inference.transports import DiskTransport
+from rollouts_core.inference.transports import FileTransport
 from rollouts_core.inference.weights import shapes_of
 from rollouts_core.metrics.timing import PhaseTimer
 
@@ -50,19 +49,26 @@ SERVED_NAME = "policy"
 
 def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> "VLLMEngine":
     """`memory`: a directory for weights on their way."""
-    return VLLMEngine(fleet, limits, SERVED_NAME, memory, config.start_minutes * 60)
+    files = file_transport(config, fleet, memory)
+    return VLLMEngine(fleet, limits, SERVED_NAME, files, config.start_minutes * 60, config.min_replicas)
 
 
 class VLLMEngine:
     """Speaks to the servers of one policy. Seeds are honoured by each server for the same batch."""
 
     def __init__(
-        self, fleet: Fleet, limits: ModelLimits, model: str, weights: Path, start_seconds: float = 600.0
+        self,
+        fleet: Fleet,
+        limits: ModelLimits,
+        model: str,
+        files: FileTransport,
+        start_seconds: float = 600.0,
+        least: int = 1,
     ) -> None:
-        """`model`: the name the servers give it. `weights`: a directory, best in memory, for new weights."""
-        self._members = Members(fleet, start_seconds)
-        self._limits, self._model = limits, model
-        self._files = DiskTransport(weights)
+        """`model`: the name the servers give it. `start_seconds`: how long to wait while fewer than `least` servers
+        are there that could answer."""
+        self._members = Members(fleet, start_seconds, least)
+        self._limits, self._model, self._files = limits, model, files
         self._http = JsonClient()
         self._timer = PhaseTimer()
         self._open = anyio.Event()
@@ -81,7 +87,14 @@ class VLLMEngine:
 
     @property
     def sync_seconds(self) -> Mapping[str, float]:
-        return self._timer.seconds
+        return self._timer.seconds | {f"bring/{name}": told.seconds for name, told in self._files.brought.items()}
+
+    @property
+    def sync_bytes(self) -> Mapping[str, int]:
+        return {name: told.bytes for name, told in self._files.brought.items()}
+
+    def take_tokens(self) -> Mapping[str, int]:
+        return self._members.take_tokens()
 
     async def aclose(self) -> None:
         await self._files.aclose()
@@ -89,14 +102,8 @@ class VLLMEngine:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         check_request(request, self._limits)
-        made = Completion(request.request_id, (), (), (), "abort")
         try:
-            while True:
-                await self._open.wait()
-                left = replace(request, generated=request.generated + made.tokens)
-                made = joined(made, await self._ask_once(left))
-                if made.finish_reason != "abort" or request.request_id in self._unwanted:
-                    return made
+            return await ask_until_ended(request, self._ask_once, lambda: request.request_id in self._unwanted)
         finally:
             self._unwanted.discard(request.request_id)
 
@@ -110,16 +117,13 @@ class VLLMEngine:
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         weights = self._limits.renamed(weights)
         check_weights(shapes_of(weights), self._limits, version)
-        path = await self._files.write(weights, version)
-        await self.update_weights_from_checkpoint(path, version)
+        bring = partial(self._files.bring, weights=weights, version=version)
+        place = partial(self._files.place, version=version)
+        await self._members.bring(version, Giving(partial(self._bring, bring), partial(self._swap, place)))
 
     async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
         check_weights(shapes_in(path), self._limits, version)
-        self._open = anyio.Event()
-        try:
-            await self._members.bring(version, partial(self._update, path=path))
-        finally:
-            self._open.set()
+        await self._members.bring(version, Giving(nothing_to_bring, partial(self._swap, lambda replica: path)))
 
     async def release_memory(self) -> None:
         problems = await for_each(self._members.servers().replicas, partial(self._post, "/sleep?level=2", {}))
@@ -130,38 +134,40 @@ class VLLMEngine:
         raise_first(await for_each(self._members.servers().replicas, partial(self._post, "/wake_up", {})))
 
     async def _ask_once(self, request: GenerationRequest) -> Completion:
+        await self._open.wait()
         self._asked += 1
         rid = f"{request.request_id}~{self._asked}"
-        replica, version = self._chosen(request.session), self.weight_version
-        self._places[request.request_id] = (replica, f"cmpl-{rid}-0")
-        try:
-            answer = await self._http.call(
-                "POST", f"{replica.url}/v1/completions", self._body(request, rid), deadline=REQUEST_SECONDS
-            )
-        finally:
-            self._places.pop(request.request_id, None)
-        return read_completion(answer, request, version)
+        with self._members.chosen(request.session) as replica:
+            version, began = self.weight_version, time.perf_counter()
+            self._places[request.request_id] = (replica, f"cmpl-{rid}-0")
+            try:
+                answer = await self._http.call(
+                    "POST", f"{replica.url}/v1/completions", self._body(request, rid), deadline=REQUEST_SECONDS
+                )
+            finally:
+                self._places.pop(request.request_id, None)
+            completion = read_completion(answer, request, version)
+            self._members.answered(replica, len(completion.tokens), time.perf_counter() - began)
+            return completion
 
-    def _chosen(self, session: str) -> Replica:
-        self._members.servers()
-        members = list(self._members.current.values())
-        if not members:
-            raise EngineUnavailable(f"no server has weight version {self.weight_version} yet")
-        if session:
-            return members[crc32(session.encode()) % len(members)]
-        busy = Counter(replica.url for replica, _ in self._places.values())
-        return min(members, key=lambda replica: busy[replica.url])
-
-    async def _update(self, replicas: Sequence[Replica], path: Path) -> Problems:
+    async def _bring(self, bring: Step, replicas: Sequence[Replica]) -> Problems:
         self._timer = timer = PhaseTimer()
-        with timer.phase("pause"):
-            problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
-        with timer.phase("send"):
-            paused = [replica for replica in replicas if replica.name not in problems]
-            return problems | await for_each(paused, partial(self._load, path))
+        with timer.phase("bring"):
+            return await bring(replicas)
 
-    async def _load(self, path: Path, replica: Replica) -> None:
-        load = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+    async def _swap(self, place: Callable[[Replica], Path], replicas: Sequence[Replica]) -> Problems:
+        timer, self._open = self._timer, anyio.Event()
+        try:
+            with timer.phase("pause"):
+                problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
+            with timer.phase("send"):
+                paused = [replica for replica in replicas if replica.name not in problems]
+                return problems | await for_each(paused, partial(self._load, place))
+        finally:
+            self._open.set()
+
+    async def _load(self, place: Callable[[Replica], Path], replica: Replica) -> None:
+        load = {"method": "reload_weights", "kwargs": {"weights_path": str(place(replica))}}
         try:
             await self._http.call("POST", f"{replica.url}/collective_rpc", load, deadline=LOAD_SECONDS)
         except EngineRefused as error:

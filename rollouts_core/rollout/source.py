@@ -147,7 +147,8 @@ class GeneratedRollouts:
             self._asleep = False
         self._published = (weights, version)
         self._portal.call(self._engine.update_weights, weights, version)
-        return {f"timing_s/weight_sync/{phase}": seconds for phase, seconds in self._engine.sync_seconds.items()}
+        seconds = {f"timing_s/weight_sync/{phase}": value for phase, value in self._engine.sync_seconds.items()}
+        return seconds | {f"weight_sync/bytes/{name}": float(sent) for name, sent in self._engine.sync_bytes.items()}
 
     def state(self) -> dict[str, Any]:
         return self._portal.call(self._manager.state)

@@ -56,7 +56,7 @@ def _of_stage(stage: Stage, size: ModelSize, rows: Mapping[str, int], on_gpu: bo
             learnt = min(a_pass, answers * rl.max_new_tokens)
             steps = stage.spec.stop - stage.spec.start
             parts = _trained(backend, rl, "rl", size, a_pass, learnt, steps, on_gpu)
-            if engine.kind == "embedded":
+            if not engine.has_servers:
                 rows_at_once = min(answers, engine.max_running_requests)
                 columns = prompt + rl.max_new_tokens
                 parts += _engine(size, rows_at_once, columns, "engine.kind", "engine.max_running_requests")

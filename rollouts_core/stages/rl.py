@@ -142,7 +142,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
     make_manager = partial(manager_for, work, spec, tokenizer, buffer, journal, acting)
     make_engine = partial(engine_for, spec.engine, model, tokenizer, spec.max_length, work.session.servers, work.device)
     colocated = shares_device(spec.engine, work.session.servers)
-    same_thread = spec.engine.kind == "embedded" and spec.training.rollouts.generation != "overlapped"
+    same_thread = not spec.engine.has_servers and spec.training.rollouts.generation != "overlapped"
     rollouts = work.session.closing.enter_context(generating(make_engine, make_manager, colocated, same_thread))
     recipe = recipe_for(work.stage)
     backend = stage_backend(work, model, origin)

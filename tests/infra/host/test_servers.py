@@ -196,7 +196,7 @@ def test_a_port_that_was_taken_meanwhile_costs_one_start(tmp_path: Path, monkeyp
         somebody.listen()
         ports = [somebody.getsockname()[1], servers.free_port()]
         monkeypatch.setattr(servers, "free_port", lambda: ports.pop(0) if len(ports) > 1 else ports[0])
-        monkeypatch.setattr(servers, "_end_with_parent", lambda: None)
+        monkeypatch.setattr(servers, "end_with_parent", lambda: None)
         (tmp_path / "server.py").write_text(SERVER)
         command = [sys.executable, str(tmp_path / "server.py"), "{port}", str(tmp_path / "mood")]
         entry = {

@@ -1,0 +1,72 @@
+"""The key of a run in `~/.ssh/authorized_keys` of an engine machine: good for one port, for an hour, for one job.
+
+Decision: the job that keeps the servers puts the line there itself and renews it while it lives. The line names the
+job's directory, so whoever looks next removes what a killed one has left; and what nobody removes has expired.
+
+The line lets its holder open connections to that port of the loopback, and run nothing. OpenSSH has no word against
+connections to Unix sockets beside them; they are made with the rights of the same user.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollouts_core.store.locks import is_held
+
+GOOD_FOR_SECONDS = 3600.0
+RENEW_SECONDS = 900.0
+MARK = "rollouts-servers:"
+
+
+def admit(directory: Path, public_key: str, port: int) -> None:
+    """Let the key reach the port, from now on for an hour; in place of what this job let in before."""
+    kind, key = public_key.split()[:2]
+    until = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + GOOD_FOR_SECONDS))
+    allowed = f'restrict,port-forwarding,permitopen="127.0.0.1:{port}",permitlisten="127.0.0.1:1",command="false"'
+    line = f'{allowed},expiry-time="{until}" {kind} {key} {MARK}{directory.resolve()}'
+    _rewrite(lambda lines: [*(line for line in lines if not _is_of(line, directory)), line])
+
+
+def dismiss(directory: Path) -> None:
+    """Take the key of this job out."""
+    _rewrite(lambda lines: [line for line in lines if not _is_of(line, directory)])
+
+
+def sweep() -> None:
+    """Take out the keys of jobs that do not run any more."""
+    _rewrite(lambda lines: [line for line in lines if MARK not in line or is_held(_directory_in(line) / "lock")])
+
+
+def _is_of(line: str, directory: Path) -> bool:
+    return MARK in line and _directory_in(line) == directory.resolve()
+
+
+def _directory_in(line: str) -> Path:
+    return Path(line.partition(MARK)[2].strip())
+
+
+def _rewrite(change: Callable[[list[str]], list[str]]) -> None:
+    """All other lines stay as they are. A file that would not change is not written."""
+    home = Path.home() / ".ssh"
+    file = Path(os.path.realpath(home / "authorized_keys"))
+    with _alone(home):
+        before = file.read_text() if file.exists() else ""
+        lines = before.splitlines()
+        after = change(lines)
+        if after == lines:
+            return
+        unfinished = file.with_name(f"{file.name}.rollouts")
+        unfinished.touch(mode=0o600)
+        unfinished.write_text("".join(f"{line}\n" for line in after))
+        unfinished.replace(file)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    home.mkdir(exist_ok=True, mode=0o700)
+    with (home / ".rollouts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,142 @@
+"""The door of a machine whose servers a trainer on another machine uses: one port of the loopback, reached over SSH.
+
+Decision: servers get a new port with each start, and a key of SSH can be held to one port. So everything comes through
+one: what is said to a replica, questions about replicas, complaints, and new weights. Who connects says in one line of
+JSON what it wants:
+
+    {"to": NAME, "start": N}    the connection is the replica's, for as long as that start of it lives
+    {"do": ...}                 answered by a line of JSON; more lines may follow
+
+    look                        the replicas, and whether the machine is to be left
+    restart                     asks for a new start of a replica
+    held, put, settle           new weights (see `weight_files`); the bytes follow a `put`
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from infra.host import weight_files
+
+HELLO_SECONDS = 20.0
+IDLE_SECONDS = 120.0
+LINE = 2**20
+PIECE = 2**18
+WINDOW = 2**22
+"""Bytes that are read ahead."""
+
+
+class Gate:
+    """What may be asked of the servers in a directory."""
+
+    def __init__(self, directory: Path, memory: Path, look: Callable[[], dict[str, Any]]) -> None:
+        """`look`: what is told of the servers. `memory`: where new weights lie."""
+        self._directory, self._memory, self._look = directory, memory, look
+        self._busy: dict[str, asyncio.Lock] = {}
+
+    async def open(self, port: int) -> asyncio.Server:
+        """Listen on a port of the loopback, on another one where it is taken."""
+        try:
+            return await asyncio.start_server(self._serve, "127.0.0.1", port, limit=WINDOW)
+        except OSError:
+            return await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=WINDOW)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            asked = await _line(reader, HELLO_SECONDS)
+            if "to" in asked:
+                await self._hand_over(asked, reader, writer)
+                return
+            while True:
+                writer.write(json.dumps(await self._answer(asked, reader)).encode() + b"\n")
+                await writer.drain()
+                asked = await _line(reader, IDLE_SECONDS)
+        except (OSError, EOFError, ValueError, KeyError, TimeoutError):
+            return
+        finally:
+            writer.close()
+
+    async def _hand_over(
+        self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        there = {entry["name"]: entry for entry in self._look()["replicas"]}.get(asked["to"])
+        if there is None or there["starts"] != asked["start"] or there["state"] == "down":
+            return
+        port = int(there["url"].rpartition(":")[2])
+        await splice(reader, writer, *await asyncio.open_connection("127.0.0.1", port))
+
+    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+        match asked["do"]:
+            case "look":
+                with suppress(OSError):
+                    os.utime(self._directory / "attended")
+                return self._look()
+            case "restart":
+                complaints = self._directory / "restarts"
+                complaints.mkdir(exist_ok=True)
+                told = {"url": asked["url"], "reason": asked["reason"]}
+                (complaints / weight_files.plain(asked["name"])).write_text(json.dumps(told))
+                return {}
+            case "held":
+                return {"files": weight_files.held(self._memory, int(asked["version"]))}
+            case "put":
+                return await self._put(asked, reader)
+            case "settle":
+                return {"problem": weight_files.settle(self._memory, int(asked["version"]), asked["files"])}
+        return {"problem": f"{asked['do']!r} is not known here"}
+
+    async def _put(self, asked: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+        """Two transfers of one file do not mix: the later one waits."""
+        version, name = int(asked["version"]), weight_files.plain(asked["name"])
+        async with self._busy.setdefault(name, asyncio.Lock()):
+            with weight_files.arriving(self._memory, version, name) as file:
+                left = int(asked["size"])
+                while left:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        piece = await reader.read(min(left, WINDOW))
+                    if not piece:
+                        raise EOFError
+                    file.take(piece)
+                    left -= len(piece)
+                return {"problem": file.keep(asked["sha256"])}
+
+
+async def splice(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+) -> None:
+    """Join two connections until the far one has said all, or the near one is gone."""
+    outward = asyncio.create_task(_carry(reader, far_writer))
+    inward = asyncio.create_task(_carry(far_reader, writer))
+    try:
+        await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (outward, inward):
+            task.cancel()
+        far_writer.close()
+        writer.close()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while piece := await reader.read(PIECE):
+            writer.write(piece)
+            await writer.drain()
+
+
+async def _line(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
+    """Raises EOFError at the end, ValueError for what is none."""
+    async with asyncio.timeout(seconds):
+        line = await reader.readline()
+    if not line:
+        raise EOFError
+    if len(line) > LINE:
+        raise ValueError
+    found: dict[str, Any] = json.loads(line)
+    return found

@@ -1,0 +1,282 @@
+"""A trainer's way to servers on other machines: `pool DIRECTORY`, a job beside the trainer's. Standard library only.
+
+`machines.json` names the machines; whoever looks after the pool writes it anew when one joins or leaves.
+`servers.json` tells the trainer which replicas answer, as `servers` does for those of its own machine: each has a port
+of the loopback here, new with each start. A file in `restarts/` asks for a new start of one.
+
+Decision: a link is a process of OpenSSH's client that leads to one port of a machine's loopback (`gate` there). The key
+is made here, for this job, and never leaves. A link that breaks is made anew; its replicas are out until it stands.
+
+Decision: the pool belongs to the trainer, and knows nothing of who started it. An orchestrator may come and go.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.host.gate import LINE, WINDOW, splice
+from infra.host.servers import end_with_parent, free_port, write_json
+from infra.host.ssh_client import client_command
+
+LOOK_SECONDS = 0.5
+ANSWER_SECONDS = 10.0
+CONNECT_SECONDS = 15.0
+AGAIN_SECONDS = 2.0
+KEY = "key"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How a machine with servers is reached from here."""
+
+    name: str
+    host: str
+    port: int
+    user: str
+    host_key: str
+    """Kind and key, as known-hosts files have them."""
+    gate: int
+    """The port of its loopback that everything goes through."""
+
+
+@dataclass
+class Link:
+    """What is known of a machine, and the ports here that lead to it."""
+
+    machine: Machine
+    port: int = 0
+    """Here; leads to the gate there. 0: there is no connection."""
+    told: dict[str, Any] = field(default_factory=dict)
+    doors: dict[tuple[str, int], asyncio.Server] = field(default_factory=dict)
+    """Of each start of a replica."""
+    problem: str = "it is being connected"
+    asked: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """As the trainer is told of them: none can be reached while there is no connection."""
+        found = []
+        for entry in self.told.get("replicas", []):
+            door = self.doors.get((entry["name"], entry["starts"]))
+            if door is not None:
+                port = door.sockets[0].getsockname()[1]
+                state = entry["state"] if self.port else "away"
+                name, url = f"{self.machine.name}:{entry['name']}", f"http://127.0.0.1:{port}"
+                found.append({**entry, "name": name, "url": url, "state": state, "machine": self.machine.name})
+        return found
+
+
+def main(directory: Path) -> int:
+    """Keep the links until this process is ended."""
+    end_with_parent()
+    if missing := [program for program in ("ssh", "ssh-keygen") if shutil.which(program) is None]:
+        message = f"{' and '.join(missing)} is not here: servers on other machines are reached by OpenSSH's client"
+        write_json(directory / "failure.json", {"stage": "serve", "message": message})
+        return 1
+    make_key(directory)
+    spec = json.loads((directory / "spec.json").read_text())
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_keep_links(directory, spec))
+    (directory / KEY).unlink(missing_ok=True)
+    return 0
+
+
+def make_key(directory: Path) -> None:
+    """A key pair of this job, unless it is there; the public half is told in its metrics."""
+    key = directory / KEY
+    if not key.exists():
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "rollouts", "-f", str(key)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    public = key.with_suffix(".pub").read_text().strip()
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"key": public}) + "\n")
+
+
+async def _keep_links(directory: Path, spec: dict[str, Any]) -> None:
+    """One task for each machine that is named now."""
+    loop, whole = asyncio.get_running_loop(), asyncio.current_task()
+    assert whole is not None, "run by asyncio.run"
+    loop.add_signal_handler(signal.SIGTERM, whole.cancel)
+    links: dict[Machine, tuple[Link, asyncio.Task[None]]] = {}
+    said = ""
+    async with asyncio.TaskGroup() as group:
+        while True:
+            named = _machines(directory / "machines.json")
+            for machine in links.keys() - named:
+                link, task = links.pop(machine)
+                task.cancel()
+                print(f"[{machine.name}] has left", flush=True)
+            for machine in named - links.keys():
+                link = Link(machine)
+                links[machine] = (link, group.create_task(_keep(link, directory)))
+            _pass_complaints(directory / "restarts", [link for link, _ in links.values()])
+            said = _tell(directory, spec, [link for link, _ in links.values()], said)
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _keep(link: Link, directory: Path) -> None:
+    """Connect again and again, and look what is there."""
+    try:
+        while True:
+            port = free_port()
+            process = await _connect(link.machine, directory, port)
+            words = asyncio.create_task(_words(process))
+            try:
+                await _converse(link, port)
+            except (OSError, EOFError, ValueError, TimeoutError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            finally:
+                link.port = 0
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            if (problem := await words or reason) != link.problem:
+                print(f"[{link.machine.name}] is not reached: {problem}", flush=True)
+            link.problem = problem
+            await asyncio.sleep(AGAIN_SECONDS)
+    finally:
+        for door in link.doors.values():
+            door.close()
+
+
+async def _connect(machine: Machine, directory: Path, port: int) -> asyncio.subprocess.Process:
+    known_hosts = directory / f"known-{machine.name}"
+    listed = machine.host if machine.port == 22 else f"[{machine.host}]:{machine.port}"
+    known_hosts.write_text(f"{listed} {machine.host_key}\n")
+    forward = {"ExitOnForwardFailure": "yes", "LocalForward": f"127.0.0.1:{port} 127.0.0.1:{machine.gate}"}
+    command = client_command(machine.port, machine.user, known_hosts, directory / KEY, forward)
+    return await asyncio.create_subprocess_exec(
+        *command, "-N", machine.host,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        preexec_fn=end_with_parent,
+    )  # fmt: skip
+
+
+async def _words(process: asyncio.subprocess.Process) -> str:
+    """The last of what the client says, once it has ended."""
+    assert process.stderr is not None, "started with a pipe"
+    said = (await process.stderr.read()).decode(errors="replace").strip()
+    return said.splitlines()[-1] if said else ""
+
+
+async def _converse(link: Link, port: int) -> None:
+    """Look at the machine until it does not answer any more, which raises."""
+    reader, writer = await _opened(port)
+    try:
+        while True:
+            link.told = await _asked(reader, writer, {"do": "look"})
+            if not link.port:
+                print(f"[{link.machine.name}] is reached", flush=True)
+                link.problem = ""
+            link.port = port
+            await _open_doors(link)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    asked = await link.asked.get()
+                    await _asked(reader, writer, asked)
+    finally:
+        writer.close()
+
+
+async def _opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The client listens once it is connected."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        while True:
+            with suppress(ConnectionRefusedError):
+                return await asyncio.open_connection("127.0.0.1", port, limit=LINE)
+            await asyncio.sleep(0.05)
+
+
+async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: dict[str, Any]) -> dict[str, Any]:
+    async with asyncio.timeout(ANSWER_SECONDS):
+        writer.write(json.dumps(asked).encode() + b"\n")
+        await writer.drain()
+        line = await reader.readline()
+    if not line:
+        raise EOFError("its servers are not there")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+async def _open_doors(link: Link) -> None:
+    """A port here for each start of a replica there; those of earlier starts are closed."""
+    there = {(entry["name"], entry["starts"]) for entry in link.told["replicas"]}
+    for start in link.doors.keys() - there:
+        link.doors.pop(start).close()
+    for start in there - link.doors.keys():
+
+        async def enter(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: tuple[str, int] = start
+        ) -> None:
+            await _lead(link, start, reader, writer)
+
+        link.doors[start] = await asyncio.start_server(enter, "127.0.0.1", 0, limit=WINDOW)
+
+
+async def _lead(link: Link, start: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        if not link.port:
+            return
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", link.port, limit=WINDOW)
+        hello = {"to": start[0], "start": start[1]}
+        far_writer.write(json.dumps(hello).encode() + b"\n")
+        await splice(reader, writer, far_reader, far_writer)
+    except OSError:
+        return
+    finally:
+        writer.close()
+
+
+def _machines(file: Path) -> set[Machine]:
+    try:
+        return {Machine(**entry) for entry in json.loads(file.read_text())}
+    except FileNotFoundError:
+        return set()
+
+
+def _pass_complaints(directory: Path, links: list[Link]) -> None:
+    """What the trainer says against a replica, to the machine that has it."""
+    if not directory.exists():
+        return
+    for link in links:
+        urls = {entry["name"]: entry["url"] for entry in link.told.get("replicas", [])}
+        for entry in link.replicas():
+            file = directory / entry["name"]
+            if not file.exists():
+                continue
+            said = json.loads(file.read_text())
+            file.unlink()
+            if said.get("url") == entry["url"]:
+                name = entry["name"].partition(":")[2]
+                link.asked.put_nowait(
+                    {"do": "restart", "name": name, "url": urls[name], "reason": str(said.get("reason", ""))}
+                )
+
+
+def _tell(directory: Path, spec: dict[str, Any], links: list[Link], said: str) -> str:
+    """Write what there is, where that has changed; returns it."""
+    replicas = [entry for link in links for entry in link.replicas()]
+    machines = [
+        {"name": link.machine.name, "port": link.port, "problem": link.problem, "memory": link.told.get("memory")}
+        for link in links
+    ]  # fmt: skip
+    told = {"replicas": replicas, "router": None, "memory": spec["memory"], "machines": machines}
+    if (text := json.dumps(told)) == said:
+        return said
+    write_json(directory / "servers.json", told)
+    ready = sum(entry["state"] == "ready" for entry in replicas)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"ready": ready, "of": len(replicas)}) + "\n")
+    return text
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,317 @@
+"""Servers on other machines than the trainer's: leased, started, connected with the trainer, and looked after.
+
+Decision: the trainer's machine and those of the servers need nobody between them. A job beside the trainer's keeps the
+connections (`infra.host.pool`), a job on each machine its servers and the one port they are reached by
+(`infra.host.servers`). Here it is said which machines belong together; when nobody says it any more, they go on.
+
+Decision: a machine that joins and one that comes back are the same case. Each is brought as far as it can be now:
+leased, given an environment and a model without weights, its servers started, its address told. What fails is tried
+again later, and said once.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from infra.errors import JobFailed, LeaseLapsed, MachineError
+from infra.jobs.follow import Lines, LogLine
+from infra.jobs.session import MachineSession
+from infra.jobs.stage_job import job_name, start_leased
+from infra.machines.check import refuse_unfit
+from infra.machines.machine import Job, Machine, Offsets
+from infra.machines.ssh_machine import SSHMachine
+from infra.python_envs.engine import engine_python, host_command
+from infra.python_envs.trainer import prepare_environment
+from infra.servers.capacity import replicas_on
+from infra.servers.frame import send_frame
+from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, serve_job, service_name
+from infra.servers.model import ServedModel
+from infra.servers.packages import packages_of
+from rollouts_core.config import EngineConfig, placement_of
+from rollouts_core.errors import BadInput
+from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.stage import Stage
+from rollouts_core.store.keys import key_of
+
+LOOK_SECONDS = 2.0
+AGAIN_SECONDS = 20.0
+"""Before what has failed on a machine is tried again."""
+LAST_LINES = 25
+
+
+@dataclass
+class _Reader:
+    """What a job prints and records, from its current attempt on."""
+
+    machine: Machine
+    job: str
+    at: Offsets | None = None
+    lines: Lines = field(default_factory=Lines)
+    records: Lines = field(default_factory=Lines)
+    last: list[str] = field(default_factory=list)
+    known: dict[str, Any] = field(default_factory=dict)
+    """The latest of each thing that was recorded."""
+    state: str = ""
+    message: str = ""
+
+    def read(self) -> list[str]:
+        """New lines. Where the machine does not answer, the state says so."""
+        if self.at is None:
+            self.at = self.machine.attempt(self.job)
+        seen = self.machine.watch(self.job, self.at, 0.0)
+        self.state, self.message = seen.status.state, seen.status.message or seen.status.reason
+        self.at = Offsets(self.at.log + len(seen.log), self.at.metrics + len(seen.metrics))
+        for record in self.records.take(seen.metrics):
+            self.known |= json.loads(record)
+        new = self.lines.take(seen.log)
+        self.last = [*self.last, *new][-LAST_LINES:]
+        return new
+
+
+@dataclass
+class _Member:
+    """A machine that has servers, or may have."""
+
+    machine: SSHMachine
+    replicas: int = 0
+    reader: _Reader | None = None
+    """Of the job that keeps its servers, once that was started."""
+    again: float = 0.0
+    """When it is looked at next."""
+    said: str = ""
+
+
+@dataclass
+class EnginePool:
+    """All machines that generate for one trainer."""
+
+    config: EngineConfig
+    segment: Stage
+    """The first that is still to be made."""
+    chain: str
+    """The trainer's job."""
+    session: MachineSession
+    members: list[_Member]
+    links: _Reader
+    """Of the job that keeps the connections."""
+    _told: str = ""
+    """The machines as the trainer's side knows them."""
+    _looked: float = 0.0
+    _ready: str = ""
+
+    def start(self) -> Iterator[str]:
+        """Until all servers of the leased machines answer, or as many as are needed when the time is over.
+
+        Raises `JobFailed` where they are fewer.
+        """
+        end = time.monotonic() + self.config.start_minutes * 60
+        while not self._all_ready():
+            self.session.run.touch()
+            yield from self._advance(every_line=True)
+            if time.monotonic() > end or self._hopeless():
+                if self.ready < self.config.min_replicas:
+                    raise self._too_few()
+                yield f"{self.ready} of {self.config.replicas} servers answer, which is enough to begin with"
+                return
+            time.sleep(LOOK_SECONDS / 4)
+
+    def look(self) -> Iterator[LogLine]:
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        yield from map(LogLine, self._advance(every_line=False))
+        self._looked = time.monotonic()
+
+    def end(self) -> None:
+        for member in self.members:
+            if member.reader is not None:
+                self.session.end(self._job(member, ""), member.machine)
+        self.session.end(self._links_job(), self.session.machine)
+
+    @property
+    def ready(self) -> int:
+        return int(self.links.known.get("ready", 0))
+
+    def _all_ready(self) -> bool:
+        started = [member for member in self.members if member.reader is not None]
+        return bool(started) and self.ready == sum(member.replicas for member in started) > 0
+
+    def _hopeless(self) -> bool:
+        """Whether the servers of all machines have failed to come up."""
+        started = [member.reader for member in self.members if member.reader is not None]
+        return bool(started) and all(reader.state == "finished" for reader in started)
+
+    def _too_few(self) -> JobFailed:
+        said = [f"{member.machine.name}: {member.said}" for member in self.members if member.said]
+        last = next((m.reader.last for m in self.members if m.reader and m.reader.state == "finished"), [])
+        message = f"serve: {self.ready} servers answer, and {self.config.min_replicas} are needed (engine.min_replicas)"
+        return JobFailed("; ".join([message, *said]), tuple(last), mendable=False)
+
+    def _advance(self, every_line: bool) -> Iterator[str]:
+        """Bring everything one step further."""
+        new = self.links.read()
+        yield from new if every_line else [line for line in new if "reach" in line or "left" in line]
+        if self.links.state in ("lost", "finished", "absent"):
+            yield from start_leased(self._links_job(), self.session.machine, [self.links.job])
+            self.links.at = None
+        for member in self.members:
+            if time.monotonic() >= member.again:
+                yield from self._advance_member(member, every_line)
+        self._tell_machines()
+        said = f"{self.ready} of {sum(member.replicas for member in self.members)} servers answer"
+        if self.ready and said != self._ready:
+            self._ready = said
+            yield said
+
+    def _advance_member(self, member: _Member, every_line: bool) -> Iterator[str]:
+        name = member.machine.name
+        try:
+            if member.reader is None:
+                yield from self._begin(member)
+                return
+            for line in member.reader.read():
+                if every_line:
+                    yield f"{name}: {line}"
+            if member.reader.state == "running" and (key := self.links.known.get("key")):
+                if member.reader.known.get("admitted") != key:
+                    member.machine.hand(member.reader.job, "key.pub", key)
+                    member.reader.known["admitted"] = key
+                member.said = ""
+            if member.reader.state in ("lost", "absent", "finished"):
+                yield from self._lost(member, member.reader)
+        except (MachineError, BadInput) as error:
+            member.again = time.monotonic() + AGAIN_SECONDS
+            if str(error) != member.said:
+                member.said = str(error)
+                yield member.said
+
+    def _lost(self, member: _Member, reader: _Reader) -> Iterator[str]:
+        """Its servers have ended: it was drained, or they are to be started again."""
+        member.said = reader.message or "its servers were killed"
+        yield f"{member.machine.name}: {member.said}"
+        if reader.state == "finished" and reader.message == "exited":
+            member.machine.unclaim()
+        self.session.forget(self._job(member, ""), member.machine)
+        member.reader, member.replicas, member.again = None, 0, time.monotonic() + AGAIN_SECONDS
+
+    def _begin(self, member: _Member) -> Iterator[str]:
+        """Lease it, and start its servers."""
+        machine = member.machine
+        job = service_name(self.chain)
+        if not machine.is_leased and (reason := machine.try_claim([job])):
+            member.again = time.monotonic() + AGAIN_SECONDS
+            if reason != member.said:
+                member.said = reason
+                yield reason
+            return
+        refuse_unfit(machine.name, machine.remote.call("facts"))
+        there = sum(other.replicas for other in self.members)
+        on_gpu = self.session.settings.device != "cpu" and bool(machine.gpus)
+        member.replicas = replicas_on(self.config, len(machine.gpus) if on_gpu else 0, there, len(self.members))
+        if not member.replicas:
+            member.again = float("inf")
+            return
+        python = yield from self._python(machine, on_gpu)
+        path = send_frame(self.segment, self.session, machine)
+        placed = self._job(member, path, python)
+        self.session.expect("serve", placed, machine)
+        try:
+            machine.start(placed)
+        except LeaseLapsed:
+            machine.unclaim()
+            raise
+        member.reader = _Reader(machine, placed.name)
+        yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) are started"
+
+    def _python(self, machine: SSHMachine, on_gpu: bool) -> Any:
+        """Yields the installer's lines; returns the interpreter."""
+        if self.config.kind == "embedded":
+            for said in prepare_environment(machine, self.session):
+                if isinstance(said, str):
+                    yield said
+            return machine.python
+        if self.config.python is not None:
+            return self.config.python
+        there = replace(self.session, machine=machine)
+        for built in engine_python(packages_of(self.config.kind, on_gpu), there):
+            if isinstance(built, Path):
+                return str(built)
+            yield f"{machine.name}: {built}"
+        raise AssertionError("building ends with the interpreter, or raises")
+
+    def _job(self, member: _Member, path: str, python: str = "") -> Job:
+        spec, machine = self.segment.spec, member.machine
+        assert isinstance(spec, RLSpec), "segments are RL's"
+        on_gpu = self.session.settings.device != "cpu" and bool(machine.gpus)
+        placement = placement_of(
+            len(machine.gpus) if on_gpu else 0,
+            0,
+            replace(self.config, replicas=max(1, member.replicas), min_replicas=1),
+        )
+        place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
+        model = ServedModel(path, spec.dtype, spec.max_length, has_weights=False)
+        return serve_job(
+            self.chain, machine.remote.command("servers", "{directory}"), self.config, model, python, placement,
+            f"/dev/shm/rollouts-weights.{place}", f"{machine.remote.work}/drained",
+        )  # fmt: skip
+
+    def _links_job(self) -> Job:
+        return links_job(self.chain, self.session)
+
+    def _tell_machines(self) -> None:
+        """The trainer's side of each machine whose servers have a port."""
+        told = json.dumps([described for member in self.members if (described := _described(member))])
+        if told != self._told:
+            self.session.machine.hand(self.links.job, "machines.json", told)
+            self._told = told
+
+
+def start_pool(config: EngineConfig, segments: Sequence[Stage], session: MachineSession) -> Iterator[str]:
+    """Start the servers that the segments still to be made need; yields lines until they answer.
+
+    Raises `JobFailed` with a server's last lines when too few come up.
+    """
+    todo = [segment for segment in segments if not session.has(segment.artifact)]
+    chain = job_name(segments)
+    job = links_job(chain, session)
+    session.expect("serve", job, session.machine)
+    yield from start_leased(job, session.machine, [job.name])
+    links = _Reader(session.machine, job.name)
+    pool = EnginePool(config, todo[0], chain, session, [_Member(machine) for machine in session.engines], links)
+    session.pools[chain] = pool
+    session.run.job("serve", session.machine.name, job.name, session.machine.attempt(job.name).log)
+    yield from pool.start()
+
+
+def end_pool(chain: str, session: MachineSession) -> bool:
+    """End all of it; whether there was any."""
+    pool = session.pools.pop(chain, None)
+    if not isinstance(pool, EnginePool):
+        return False
+    pool.end()
+    return True
+
+
+def links_job(chain: str, session: MachineSession) -> Job:
+    """What keeps the trainer's connections, on its machine."""
+    command = tuple(host_command(session, "pool"))
+    return Job(
+        service_name(chain), command, {"memory": "/dev/shm"}, SERVICE_SECONDS, UNATTENDED_SECONDS, SERVICE_SECONDS
+    )
+
+
+def _described(member: _Member) -> dict[str, Any] | None:
+    """A machine as `infra.host.pool.Machine` has it."""
+    if member.reader is None or "gate" not in member.reader.known:
+        return None
+    remote = member.machine.remote
+    return {
+        "name": member.machine.name,
+        "host": remote.host.address or remote.host.host,
+        "port": remote.host.port,
+        "user": remote.user,
+        "host_key": remote.host_key(),
+        "gate": member.reader.known["gate"],
+    }
