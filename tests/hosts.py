@@ -193,10 +193,11 @@ def _make(host: HostMachine, bridge: str) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key)], check=True)
     public = host_key.with_suffix(".pub").read_text().split()
     host.known_hosts.write_text(f"{host.address} {public[0]} {public[1]}\n")
-    (host.directory / ".ssh").mkdir(mode=0o700)
-    shutil.copyfile(host.client_key.with_suffix(".pub"), host.directory / ".ssh" / "authorized_keys")
+    keys = host.directory / ".ssh" / "authorized_keys"
+    keys.parent.mkdir(mode=0o700)
+    shutil.copyfile(host.client_key.with_suffix(".pub"), keys)
     (host.directory / "sshd_config").write_text(
-        f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {host.directory}/.ssh/authorized_keys\n"
+        f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {keys}\n"
         f"PidFile {host.directory}/sshd.pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
         f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\n"
         f"SetEnv HOME={host.directory}\n"

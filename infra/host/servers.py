@@ -84,7 +84,8 @@ def main(directory: Path) -> int:
     status = 1
     try:
         memory = _memory(spec.get("memory"))
-        asyncio.run(_keep_all(directory, spec))
+        with suppress(asyncio.CancelledError):  # it is asked to end
+            asyncio.run(_keep_all(directory, spec))
     except* Drained:
         print("[serve] this machine is drained: its servers have ended", flush=True)
         status = 0
@@ -135,8 +136,6 @@ async def _keep_gate(directory: Path, gate: Gate) -> None:
     server = await gate.open(json.loads(place.read_text())["port"] if place.exists() else 0)
     port = server.sockets[0].getsockname()[1]
     write_json(place, {"port": port})
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"gate": port}) + "\n")
     try:
         async with server:
             admitted, until = "", 0.0
@@ -144,6 +143,9 @@ async def _keep_gate(directory: Path, gate: Gate) -> None:
                 key = handed.read_text() if (handed := directory / KEY).exists() else ""
                 if key and (key != admitted or time.monotonic() > until):
                     admission.admit(directory, key, port)
+                    if key != admitted:
+                        with (directory / "metrics.jsonl").open("a") as file:
+                            file.write(json.dumps({"gate": port, "admitted": key}) + "\n")
                     admitted, until = key, time.monotonic() + admission.RENEW_SECONDS
                 await asyncio.sleep(LOOK_SECONDS)
     finally:

@@ -79,6 +79,8 @@ class _Member:
     replicas: int = 0
     reader: _Reader | None = None
     """Of the job that keeps its servers, once that was started."""
+    handed: str = ""
+    """The key that its servers' job was given."""
     again: float = 0.0
     """When it is looked at next."""
     said: str = ""
@@ -134,6 +136,11 @@ class EnginePool:
     def ready(self) -> int:
         return int(self.links.known.get("ready", 0))
 
+    @property
+    def key(self) -> str:
+        """The public key of the trainer's machine; empty until it is there."""
+        return str(self.links.known.get("key", ""))
+
     def _all_ready(self) -> bool:
         started = [member for member in self.members if member.reader is not None]
         return bool(started) and self.ready == sum(member.replicas for member in started) > 0
@@ -174,10 +181,9 @@ class EnginePool:
             for line in member.reader.read():
                 if every_line:
                     yield f"{name}: {line}"
-            if member.reader.state == "running" and (key := self.links.known.get("key")):
-                if member.reader.known.get("admitted") != key:
-                    member.machine.hand(member.reader.job, "key.pub", key)
-                    member.reader.known["admitted"] = key
+            if member.reader.state == "running" and (key := self.key) != member.handed:
+                member.machine.hand(member.reader.job, "key.pub", key)
+                member.handed = key
                 member.said = ""
             if member.reader.state in ("lost", "absent", "finished"):
                 yield from self._lost(member, member.reader)
@@ -194,7 +200,8 @@ class EnginePool:
         if reader.state == "finished" and reader.message == "exited":
             member.machine.unclaim()
         self.session.forget(self._job(member, ""), member.machine)
-        member.reader, member.replicas, member.again = None, 0, time.monotonic() + AGAIN_SECONDS
+        member.reader, member.replicas, member.handed = None, 0, ""
+        member.again = time.monotonic() + AGAIN_SECONDS
 
     def _begin(self, member: _Member) -> Iterator[str]:
         """Lease it, and start its servers."""
@@ -262,7 +269,8 @@ class EnginePool:
 
     def _tell_machines(self) -> None:
         """The trainer's side of each machine whose servers have a port."""
-        told = json.dumps([described for member in self.members if (described := _described(member))])
+        key = self.key
+        told = json.dumps([described for member in self.members if (described := _described(member, key))])
         if told != self._told:
             self.session.machine.hand(self.links.job, "machines.json", told)
             self._told = told
@@ -302,9 +310,9 @@ def links_job(chain: str, session: MachineSession) -> Job:
     )
 
 
-def _described(member: _Member) -> dict[str, Any] | None:
-    """A machine as `infra.host.pool.Machine` has it."""
-    if member.reader is None or "gate" not in member.reader.known:
+def _described(member: _Member, key: str) -> dict[str, Any] | None:
+    """A machine as `infra.host.pool.Machine` has it; None where it does not let the key in yet."""
+    if member.reader is None or not key or member.reader.known.get("admitted") != key:
         return None
     remote = member.machine.remote
     return {

@@ -28,6 +28,10 @@ from rollouts_core.training.origins import origin_in
 
 MOST_BYTES = 64 * 2**20
 UNSENT = -1
+NOT_NEEDED = (
+    "pause_generation", "continue_generation", "release_memory_occupation", "resume_memory_occupation"
+)  # fmt: skip
+"""Weights change between two tokens; and the memory is nobody else's."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -51,8 +55,7 @@ def app_for(engine: EmbeddedEngine) -> web.Application:
             web.get("/model_info", served.info),
             web.post("/generate", served.generate),
             web.post("/abort_request", served.abort),
-            web.post("/pause_generation", _nothing),
-            web.post("/continue_generation", _nothing),
+            *(web.post(f"/{name}", _nothing) for name in NOT_NEEDED),
             web.post("/update_weights_from_disk", served.update),
         ]
     )

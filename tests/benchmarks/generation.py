@@ -158,7 +158,7 @@ def served(kind: str, made: Any, stack: ExitStack) -> Runner:
 
     def make() -> InferenceEngine:
         if kind == "vllm":
-            return VLLMEngine(fleet, limits, "policy", directory)
+            return VLLMEngine(fleet, limits, "policy", DiskTransport(directory))
         return SGLangEngine(fleet, limits, DiskTransport(directory))
 
     engine = portal.call(make)

@@ -30,7 +30,8 @@ def test_engines_on_other_machines_give_the_bits_of_one_machine(
     variables: dict[str, str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    machine = {"device": "cpu"} if trainer == "here" else {"kind": "ssh", "name": "host-a", "device": "cpu"}
+    machine = {"device": "cpu", "environment": ["OMP_NUM_THREADS"]}
+    machine |= {} if trainer == "here" else {"kind": "ssh", "name": "host-a"}
     kept = {"results": {"artifacts": ["rl"]}}
     stores = []
     for place in ({}, {"engine": ENGINE, "machine": machine}):

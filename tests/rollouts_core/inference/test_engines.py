@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +17,10 @@ import torch
 from transformers import Qwen2Config
 
 from infra.servers.model import ServedModel
-from rollouts_core.config import EngineConfig
+from rollouts_core.config import EngineConfig, EngineMachines
 from rollouts_core.data.tokenized import Example
 from rollouts_core.errors import BadInput, ContextOverflow, EngineUnavailable, OutsideVocabulary, WeightMismatch
+from rollouts_core.inference import own_servers
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import (
     Completion,
@@ -40,9 +42,13 @@ from tests.servers import RunningServers, running_servers
 
 SGLANG = pytest.param("sglang", marks=pytest.mark.sglang)
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
-KINDS = ("embedded", SGLANG, VLLM)
-SEEDED = ("embedded", VLLM)
+KINDS = ("embedded", "own", SGLANG, VLLM)
+"""own: the embedded engine as a server."""
+SEEDED = ("embedded", "own", VLLM)
 """SGLang honours seeds on a GPU only."""
+OWN = EngineConfig(
+    kind="embedded", machines=EngineMachines(names=("elsewhere",)), max_running_requests=64, python=sys.executable
+)
 DEADLINE = 60.0
 TOLERANCE = 1e-4
 """Of a log-probability in float32, between engine and trainer: the model is small and its logits large."""
@@ -115,7 +121,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _servers(kind: str, directory: Path, factory: pytest.TempPathFactory) -> Iterator[RunningServers]:
-    config = EngineConfig(kind=kind, max_running_requests=64)  # type: ignore[arg-type]
+    config = OWN if kind == "own" else EngineConfig(kind=kind, max_running_requests=64)  # type: ignore[arg-type]
     with running_servers(factory.mktemp(kind), config, ServedModel(str(directory), "float32", CONTEXT)) as servers:
         yield servers
 
@@ -130,6 +136,11 @@ def vllm_server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory)
     yield from _servers("vllm", model_directory, tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def own_server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServers]:
+    yield from _servers("own", model_directory, tmp_path_factory)
+
+
 @pytest.fixture(params=KINDS)
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     kind: str = request.param
@@ -138,7 +149,10 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     fleet = SupervisedServers(request.getfixturevalue(f"{kind}_server").directory)
     if kind == "sglang":
         return Served(kind, lambda: SGLangEngine(fleet, limits(), DiskTransport(tmp_path)))
-    return Served(kind, lambda: VLLMEngine(fleet, limits(), "policy", tmp_path))
+    if kind == "own":
+        here = replace(OWN, machines=None)
+        return Served(kind, lambda: own_servers.create(here, fleet, limits(), tmp_path))
+    return Served(kind, lambda: VLLMEngine(fleet, limits(), "policy", DiskTransport(tmp_path)))
 
 
 def request_of(name: str = "a", **changes: Any) -> GenerationRequest:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from rollouts_core.inference.replicas import Replica
 from rollouts_core.inference.transports import DiskTransport, buckets
 
 
@@ -28,8 +29,9 @@ def test_a_version_is_written_whole_and_the_one_before_goes(tmp_path: Path) -> N
     weights = {f"w{number}": torch.full((16,), float(number)) for number in range(5)}
 
     async def write() -> Path:
-        await transport.write(weights, 1)
-        return await transport.write(weights, 2)
+        await transport.bring([], weights, 1)
+        await transport.bring([], weights, 2)
+        return transport.place(Replica("any", ""), 2)
 
     place = anyio.run(write)
     assert [path.name for path in tmp_path.iterdir()] == ["version-2"]
@@ -43,7 +45,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path) -> 
         pytest.skip("a small tmpfs cannot be mounted here")
     try:
         with pytest.raises(OSError, match="No space left") as caught:
-            anyio.run(DiskTransport(tmp_path).write, {"w": torch.zeros(2**20)}, 1)
+            anyio.run(DiskTransport(tmp_path).bring, [], {"w": torch.zeros(2**20)}, 1)
         assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(tmp_path)
         assert list(tmp_path.iterdir()) == []
     finally:
