@@ -1,0 +1,164 @@
+"""A trainer's way to servers on other machines, over a real SSH server: small web servers stand for engines."""
+
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.connection.remote import Remote
+from infra.host import jobs
+from infra.inventory import find_host
+from infra.machines.machine import Job
+from infra.machines.ssh_machine import SSHMachine
+from rollouts_core.config import MachineConfig
+from rollouts_core.inference.replicas import Replica, SupervisedServers
+from rollouts_core.store.local import LocalStore
+from tests.conftest import until
+from tests.hosts import HostMachine
+from tests.infra.host.test_servers import SERVER
+
+LONG = 600.0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Two replicas on a host, and the pool that leads to them."""
+
+    host: HostMachine
+    machine: SSHMachine
+    jobs: Path
+    directory: Path
+
+    @property
+    def fleet(self) -> SupervisedServers:
+        return SupervisedServers(self.directory)
+
+    def ready(self, count: int = 2) -> list[Replica]:
+        told = self.directory / "servers.json"
+        until(lambda: told.exists() and len(self.fleet.ready().replicas) == count, f"{count} replicas", 60.0)
+        return list(self.fleet.ready().replicas)
+
+
+def asked(replica: Replica) -> list[int]:
+    with urllib.request.urlopen(replica.url, timeout=5) as answer:
+        return [int(word) for word in answer.read().split()]
+
+
+@pytest.fixture
+def pool(hosts: tuple[HostMachine, HostMachine], tmp_path: Path) -> Iterator[Pool]:
+    host = hosts[1]
+    (tmp_path / "server.py").write_text(SERVER)
+    remote = Remote(host.name, find_host(host.name), 20.0).open()
+    machine = SSHMachine(remote, LocalStore(tmp_path / "store"), MachineConfig(kind="ssh", name=host.name), "a test")
+    assert machine.try_claim([]) == ""
+    here = tmp_path / "jobs"
+    pool = Pool(host, machine, here, here / "serve-test")
+    command = [sys.executable, "-m", "infra.host.pool", "{directory}"]
+    job = {**LIMITS, "name": "serve-test", "command": command, "spec": {"memory": "/dev/shm"}}
+    jobs.start(here, job, jobs.runner_command(), {})
+    try:
+        key = until(lambda: (pool.directory / "key.pub").exists() and (pool.directory / "key.pub").read_text(), "a key")
+        machine.hand("serve-test", "key.pub", key)
+        machine.start(
+            Job("serve-test", tuple(remote.command("servers", "{directory}")), spec(pool, tmp_path), LONG, LONG, LONG)
+        )
+        gate = until(lambda: recorded(host, "gate"), "a gate")
+        described = {
+            "name": host.name,
+            "host": host.address,
+            "port": 22,
+            "user": "root",
+            "host_key": remote.host_key(),
+            "gate": gate,
+        }
+        jobs.hand(here, "serve-test", "machines.json", json.dumps([described]))
+        yield pool
+    finally:
+        jobs.cancel(here, "serve-test")
+        machine.cancel("serve-test")
+        machine.release()
+
+
+LIMITS = {"time_limit": LONG, "unattended_limit": LONG, "stall_limit": LONG}
+
+
+def spec(pool: Pool, tmp_path: Path) -> dict[str, Any]:
+    program = str(tmp_path / "server.py")
+    replicas = [
+        {
+            "name": f"replica-{number}",
+            "command": [sys.executable, program, "{port}", str(tmp_path / f"mood-{number}")],
+            "environment": {},
+            "devices": [],
+            "ready": "/",
+            "probe": "/",
+            "abort": {"path": "/", "body": {}},
+        }
+        for number in range(2)
+    ]
+    return {
+        "replicas": replicas,
+        "router": None,
+        "start_seconds": 20.0,
+        "hang_seconds": 5.0,
+        "restarts": 3,
+        "memory": str(tmp_path / "memory"),
+        "gate": {"drained": str(pool.host.work / "drained")},
+    }
+
+
+def recorded(host: HostMachine, name: str) -> Any:
+    file = host.work / "store" / "jobs" / "serve-test" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return next((line[name] for line in lines if name in line), None)
+
+
+def test_replicas_are_reached_and_a_new_start_has_a_new_address(pool: Pool) -> None:
+    before = pool.ready()
+    assert [replica.name for replica in before] == ["host-b:replica-0", "host-b:replica-1"]
+    pids = [asked(replica) for replica in before]
+    assert pids[0] != pids[1]
+    pool.fleet.restart(before[0], "a test")
+    until(lambda: before[0] not in pool.fleet.ready().replicas, "its end")
+    after = pool.ready()
+    assert after[1] == before[1] and after[0].url != before[0].url
+    assert asked(after[0]) != pids[0]
+    with pytest.raises(OSError, match=r"refused|reset"):
+        asked(before[0])
+
+
+def test_a_link_that_breaks_is_made_anew_and_replicas_keep_their_addresses(pool: Pool) -> None:
+    before = pool.ready()
+    pool.host.stop_sshd()
+    pool.ready(0)
+    pool.host.start_sshd()
+    assert pool.ready() == before
+    assert asked(before[0])
+
+
+def test_a_drained_machine_s_replicas_leave_and_its_servers_end(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.ready()
+    assert pool.machine.remote.call("drain", who="a test", undo=False)
+    pool.ready(0)
+    assert all(
+        entry["state"] == "leaving" for entry in json.loads((pool.directory / "servers.json").read_text())["replicas"]
+    )
+    assert "drained by a test" in SSHMachine(
+        pool.machine.remote, LocalStore(pool.jobs), MachineConfig(kind="ssh", name="host-b"), "another"
+    ).try_claim([])
+    pool.machine.remote.call("drain", who="a test", undo=True)
+
+
+def test_the_key_and_the_line_that_lets_it_in_end_with_their_jobs(pool: Pool) -> None:
+    pool.ready()
+    keys = pool.host.directory / ".ssh" / "authorized_keys"
+    assert "rollouts-servers:" in keys.read_text()
+    jobs.cancel(pool.jobs, "serve-test")
+    pool.machine.cancel("serve-test")
+    assert not (pool.directory / "key").exists()
+    assert "rollouts-servers:" not in keys.read_text()
