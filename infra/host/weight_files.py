@@ -56,8 +56,10 @@ class File:
 
 @contextmanager
 def arriving(memory: Path, version: int, name: str) -> Iterator[File]:
-    """Take in a file of a version; the files of other versions go."""
-    directory = _arriving(memory, version)
+    """Take in a file of a version; the files of other versions go, and others of the same version stay."""
+    directory, settled = _arriving(memory, version), memory / f"version-{version}"
+    if settled.exists():
+        settled.rename(directory)
     for old in (*memory.glob("arriving-*"), *memory.glob("version-*")):
         if old != directory:
             shutil.rmtree(old, ignore_errors=True)

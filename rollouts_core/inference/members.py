@@ -22,6 +22,8 @@ from zlib import crc32
 import anyio
 
 from rollouts_core.errors import EngineError, EngineUnavailable, WeightMismatch
+from rollouts_core.inference.engine import Completion, GenerationRequest, ModelLimits
+from rollouts_core.inference.probing import Said, outliers, probes
 from rollouts_core.inference.replicas import Fleet, Replica, Servers
 
 LOOK_SECONDS = 0.5
@@ -63,6 +65,8 @@ class Members:
         self._tokens: Counter[str] = Counter()
         self._failed: dict[str, float] = {}
         """By address, when a replica could not be given the weights."""
+        self._said: dict[str, Said] = {}
+        """By address, what replicas answer to probes under this version."""
 
     def servers(self) -> Servers:
         """What is there, without those that are gone. Raises `EngineUnavailable` when nothing will come any more."""
@@ -108,6 +112,33 @@ class Members:
             speed = tokens / seconds
             before = self._speeds.get(replica.url, speed)
             self._speeds[replica.url] = before + SPEED_SHARE * (speed - before)
+
+    async def probed(
+        self,
+        replicas: Sequence[Replica],
+        limits: ModelLimits,
+        ask: Callable[[GenerationRequest, Replica], Awaitable[Completion]],
+    ) -> Problems:
+        """Ask replicas with new weights what they compute; whose answers are not the others' has other weights."""
+        if len(replicas) + len(self.current) < 2:
+            return {}
+        requests = probes(limits)
+        said: dict[str, Said] = {}
+
+        async def probe(replica: Replica) -> None:
+            answers = [await ask(request, replica) for request in requests]
+            said[replica.url] = [answer.log_probs[0] for answer in answers]
+
+        problems = await for_each(replicas, probe)
+        self._said = {url: self._said[url] for url in self.current if url in self._said} | said
+        strange = outliers(self._said)
+        return problems | {
+            replica.name: EngineUnavailable(
+                f"its weights are not the others': log-probabilities differ by {strange[replica.url]:.2g}"
+            )
+            for replica in replicas
+            if replica.url in strange
+        }
 
     def take_tokens(self) -> dict[str, int]:
         """How many tokens each replica has made since this was asked last."""
@@ -161,6 +192,11 @@ class Members:
 async def nothing_to_bring(replicas: Sequence[Replica]) -> Problems:
     """What replicas are to load lies where they find it."""
     return {}
+
+
+def without(replicas: Sequence[Replica], problems: Problems) -> list[Replica]:
+    """Those that have no problem."""
+    return [replica for replica in replicas if replica.name not in problems]
 
 
 async def for_each(replicas: Sequence[Replica], action: Callable[[Replica], Awaitable[object]]) -> Problems:

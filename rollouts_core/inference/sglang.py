@@ -32,7 +32,16 @@ from rollouts_core.inference.engine import (
 )
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.machine_transport import file_transport
-from rollouts_core.inference.members import Giving, Members, Problems, Step, for_each, nothing_to_bring, raise_first
+from rollouts_core.inference.members import (
+    Giving,
+    Members,
+    Problems,
+    Step,
+    for_each,
+    nothing_to_bring,
+    raise_first,
+    without,
+)
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.routing import Routers
 from rollouts_core.inference.told_experts import from_text, to_text
@@ -199,18 +208,24 @@ class SGLangEngine:
         with timer.phase("pause"):
             problems = await for_each(replicas, partial(self._ask, "/pause_generation", {"mode": "retract"}))
         with timer.phase("send"):
-            if paused := [replica for replica in replicas if replica.name not in problems]:
+            if paused := without(replicas, problems):
                 problems |= await swap(paused)
         with timer.phase("verify"):
-            updated = [replica for replica in replicas if replica.name not in problems]
-            return problems | await for_each(updated, self._readmit)
+            problems |= await for_each(without(replicas, problems), self._go_on)
+            problems |= await self._members.probed(without(replicas, problems), self._limits, self._probe)
+            return problems | await for_each(without(replicas, problems), self._readmit)
 
-    async def _readmit(self, replica: Replica) -> None:
+    async def _probe(self, request: GenerationRequest, replica: Replica) -> Completion:
+        return await self._answer(request, replica.url, replica)
+
+    async def _go_on(self, replica: Replica) -> None:
         """Let it go on, if it has the weights it should have."""
         told = await self._http.call("GET", f"{replica.url}/model_info", deadline=CONTROL_SECONDS)
         if told.get("weight_version") != str(self.weight_version):
             raise EngineUnavailable(f"has weight version {told.get('weight_version')} instead of {self.weight_version}")
         await self._ask("/continue_generation", {}, replica)
+
+    async def _readmit(self, replica: Replica) -> None:
         if router := self._members.servers().router:
             await self._join(router, replica)
 

@@ -32,7 +32,16 @@ from rollouts_core.inference.engine import (
 )
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.machine_transport import file_transport
-from rollouts_core.inference.members import Giving, Members, Problems, Step, for_each, nothing_to_bring, raise_first
+from rollouts_core.inference.members import (
+    Giving,
+    Members,
+    Problems,
+    Step,
+    for_each,
+    nothing_to_bring,
+    raise_first,
+    without,
+)
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
 from rollouts_core.inference.transports import FileTransport
@@ -138,17 +147,22 @@ class VLLMEngine:
         self._asked += 1
         rid = f"{request.request_id}~{self._asked}"
         with self._members.chosen(request.session) as replica:
-            version, began = self.weight_version, time.perf_counter()
+            began = time.perf_counter()
             self._places[request.request_id] = (replica, f"cmpl-{rid}-0")
             try:
-                answer = await self._http.call(
-                    "POST", f"{replica.url}/v1/completions", self._body(request, rid), deadline=REQUEST_SECONDS
-                )
+                completion = await self._answer(request, replica, rid)
             finally:
                 self._places.pop(request.request_id, None)
-            completion = read_completion(answer, request, version)
             self._members.answered(replica, len(completion.tokens), time.perf_counter() - began)
             return completion
+
+    async def _answer(self, request: GenerationRequest, replica: Replica, rid: str) -> Completion:
+        version, url = self.weight_version, f"{replica.url}/v1/completions"
+        answer = await self._http.call("POST", url, self._body(request, rid), deadline=REQUEST_SECONDS)
+        return read_completion(answer, request, version)
+
+    async def _probe(self, request: GenerationRequest, replica: Replica) -> Completion:
+        return await self._answer(request, replica, f"{request.request_id}~{self.weight_version}")
 
     async def _bring(self, bring: Step, replicas: Sequence[Replica]) -> Problems:
         self._timer = timer = PhaseTimer()
@@ -161,8 +175,9 @@ class VLLMEngine:
             with timer.phase("pause"):
                 problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
             with timer.phase("send"):
-                paused = [replica for replica in replicas if replica.name not in problems]
-                return problems | await for_each(paused, partial(self._load, place))
+                problems |= await for_each(without(replicas, problems), partial(self._load, place))
+            with timer.phase("verify"):
+                return problems | await self._members.probed(without(replicas, problems), self._limits, self._probe)
         finally:
             self._open.set()
 

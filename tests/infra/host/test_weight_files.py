@@ -32,6 +32,15 @@ def test_the_files_of_another_version_go_when_one_begins(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["arriving-2"]
 
 
+def test_a_file_of_a_version_that_is_another_now_takes_its_place(tmp_path: Path) -> None:
+    put(tmp_path, 1, "a", b"12345")
+    put(tmp_path, 1, "b", b"678")
+    weight_files.settle(tmp_path, 1, weight_files.held(tmp_path, 1))
+    put(tmp_path, 1, "a", b"54321")
+    weight_files.settle(tmp_path, 1, weight_files.held(tmp_path, 1))
+    assert [(tmp_path / "version-1" / name).read_bytes() for name in "ab"] == [b"54321", b"678"]
+
+
 def test_what_was_damaged_or_cut_off_does_not_count(tmp_path: Path) -> None:
     assert "damaged" in put(tmp_path, 1, "a", b"12345", sha256(b"12346").hexdigest())
     with pytest.raises(EOFError), weight_files.arriving(tmp_path, 1, "b") as file:

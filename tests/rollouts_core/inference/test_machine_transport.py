@@ -1,0 +1,155 @@
+"""Weights to other machines, through real gates: once to each, again where it broke, left behind where it is silent."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infra.host import gate as gate_module
+from infra.host.gate import Gate
+from rollouts_core.errors import EngineUnavailable
+from rollouts_core.inference import machine_transport
+from rollouts_core.inference.machine_transport import MachineTransport
+from rollouts_core.inference.members import Problems
+from rollouts_core.inference.replicas import EngineMachine, Replica, Servers
+
+WEIGHTS = {f"w{number}": torch.full((256,), float(number)) for number in range(6)}
+LIMIT = 2048
+"""Bytes of a bucket: two of the weights."""
+
+
+@dataclass
+class Machines:
+    """Fits `Fleet`."""
+
+    there: dict[str, EngineMachine] = field(default_factory=dict)
+
+    def ready(self) -> Servers:
+        return Servers((), None, None, dict(self.there))
+
+    def restart(self, replica: Replica, reason: str) -> None: ...
+
+
+@asynccontextmanager
+async def gates(tmp_path: Path, *names: str) -> AsyncIterator[Machines]:
+    machines, servers = Machines(), []
+    for name in names:
+        memory = tmp_path / name
+        memory.mkdir()
+        servers.append(await Gate(tmp_path, memory, dict).open(0))
+        machines.there[name] = EngineMachine(name, servers[-1].sockets[0].getsockname()[1], memory)
+    try:
+        yield machines
+    finally:
+        for server in servers:
+            server.close()
+
+
+async def bring(machines: Machines, version: int = 1, weights: Any = WEIGHTS) -> tuple[MachineTransport, Problems]:
+    transport = MachineTransport(machines, LIMIT)
+    replicas = [Replica(f"{name}:replica-{number}", "", name) for name in machines.there for number in range(2)]
+    try:
+        return transport, await transport.bring(replicas, weights, version)
+    finally:
+        await transport.aclose()
+
+
+def weights_in(place: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in place.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_transport, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(machine_transport, "AGAIN_SECONDS", 0.05)
+
+
+def test_each_machine_gets_the_weights_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gates(tmp_path, "a", "b") as machines:
+            transport, problems = await bring(machines)
+            assert problems == {}
+            files = [path for path in (tmp_path / "a" / "version-1").iterdir() if path.suffix != ".sha256"]
+            size = sum(path.stat().st_size for path in files)
+            assert {name: told.bytes for name, told in transport.brought.items()} == {"a": size, "b": size}
+            for name in ("a", "b"):
+                place = transport.place(Replica(f"{name}:replica-0", "", name), 1)
+                assert all(torch.equal(value, WEIGHTS[key]) for key, value in weights_in(place).items())
+                assert len(list(place.glob("*.safetensors"))) == 3
+
+    asyncio.run(main())
+
+
+def test_a_transfer_that_breaks_goes_on_from_its_last_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    puts: list[str] = []
+    real = Gate._put
+
+    async def breaks_once(self: Gate, asked: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+        puts.append(asked["name"])
+        if len(puts) == 2:
+            raise OSError("the link is cut")
+        return await real(self, asked, reader)
+
+    monkeypatch.setattr(gate_module.Gate, "_put", breaks_once)
+
+    async def main() -> None:
+        async with gates(tmp_path, "a") as machines:
+            _, problems = await bring(machines)
+            assert problems == {}
+
+    asyncio.run(main())
+    names = [f"model-0000{number}.safetensors" for number in range(3)]
+    assert puts == [names[0], names[1], names[1], names[2], "model.safetensors.index.json"]
+    assert weights_in(tmp_path / "a" / "version-1").keys() == WEIGHTS.keys()
+
+
+def test_a_machine_that_has_them_is_sent_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gates(tmp_path, "a") as machines:
+            await bring(machines)
+            transport, problems = await bring(machines)
+            assert problems == {} and transport.brought["a"].bytes == 0
+            other = {name: value + 1 for name, value in WEIGHTS.items()}
+            transport, _ = await bring(machines, weights=other)
+            assert transport.brought["a"].bytes > 0
+            assert torch.equal(weights_in(tmp_path / "a" / "version-1")["w0"], other["w0"])
+
+    asyncio.run(main())
+
+
+def test_a_machine_that_is_away_is_left_behind_and_the_others_are_not_held_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gates(tmp_path, "a", "b") as machines:
+            machines.there["b"] = replace(machines.there["b"], port=0)
+            with anyio.fail_after(30):
+                transport, problems = await bring(machines)
+            assert set(problems) == {"b:replica-0", "b:replica-1"} and set(transport.brought) == {"a"}
+            assert isinstance(problems["b:replica-0"], EngineUnavailable)
+            assert "b takes no weights: it is not connected" in str(problems["b:replica-0"])
+
+    asyncio.run(main())
+
+
+def test_what_was_damaged_on_its_way_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, spoilt = gate_module.weight_files.File.take, []
+
+    def spoil(self: Any, piece: bytes) -> None:
+        real(self, piece if spoilt else bytes(len(piece)))
+        spoilt.append(True)
+
+    monkeypatch.setattr(gate_module.weight_files.File, "take", spoil)
+
+    async def main() -> None:
+        async with gates(tmp_path, "a") as machines:
+            _, problems = await bring(machines)
+            assert problems == {}
+
+    asyncio.run(main())
+    assert torch.equal(weights_in(tmp_path / "a" / "version-1")["w1"], WEIGHTS["w1"])
