@@ -1,13 +1,22 @@
 """Runs whose engines are on other machines than the trainer: the same bits, and nothing is left behind."""
 
+import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Done
-from tests.flows.test_remote_run import made, variables  # noqa: F401
+from infra.connection.remote import Remote
+from infra.inventory import find_host
+from rollouts_core.metrics.loggers import read_jsonl
+from tests.conftest import COMMAND_DEADLINE, Done, job_process, until
+from tests.flows.test_remote_run import made, start, variables  # noqa: F401
 from tests.hosts import HostMachine
 
 Hosts = tuple[HostMachine, ...]
@@ -43,3 +52,132 @@ def test_engines_on_other_machines_give_the_bits_of_one_machine(
     assert all(host.idle() for host in three_hosts)
     for host in three_hosts[1:]:
         assert "rollouts-servers" not in (host.directory / ".ssh" / "authorized_keys").read_text()
+
+
+STEPS = 60
+LONG_RUN: dict[str, Any] = {
+    "sft": {"steps": 20},
+    "rl": {"steps": STEPS, "steps_per_segment": STEPS, "checkpoint_every": 5},
+    "evaluation": {"during_rl": False},
+    "machine": {"device": "cpu", "environment": ["OMP_NUM_THREADS"]},
+}
+
+
+class Run:
+    """A run under way, as a fault finds it."""
+
+    def __init__(self, process: "subprocess.Popen[str]", home: Path, hosts: Hosts) -> None:
+        self.process, self.home, self.hosts = process, home, hosts
+
+    @property
+    def trainer(self) -> Path:
+        """The directory of its job."""
+        found: Path = until(lambda: next((self.home / "jobs").glob("rl-1-*"), None), "the trainer's job")
+        return found
+
+    def step(self) -> int:
+        file = self.trainer / "metrics.jsonl"
+        return max((line["step"] for line in read_jsonl(file) if "done" in line), default=0) if file.exists() else 0
+
+    def at(self, step: int) -> None:
+        until(lambda: self.step() >= step or self.process.poll() is not None, f"step {step}", 120.0)
+        assert self.process.poll() is None, self.process.communicate()[0]
+
+    def serving(self) -> set[str]:
+        """The machines whose replicas answer, as the trainer is told."""
+        (told,) = (self.home / "jobs").glob("serve-rl-1-*/servers.json")
+        replicas = json.loads(told.read_text())["replicas"]
+        return {entry["machine"] for entry in replicas if entry["state"] == "ready"}
+
+    def replicas_of(self, number: int) -> list[int]:
+        """The processes of a host's replicas."""
+        return [pid for pid in self.hosts[number].processes() if b"serving.replica" in command_line(pid)]
+
+
+def command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def replica_is_killed(run: Run) -> None:
+    for pid in run.replicas_of(1):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it is back", 60.0)
+
+
+def machine_is_rebooted(run: Run) -> None:
+    run.hosts[1].reboot()
+    until(lambda: run.serving() == {"host-c"}, "it is gone", 60.0)
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it is back", 90.0)
+
+
+def link_is_cut_for_30_s(run: Run) -> None:
+    run.hosts[1].cut()
+    time.sleep(30.0)
+    run.hosts[1].mend()
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it is back", 60.0)
+
+
+def trainer_is_killed(run: Run) -> None:
+    os.kill(job_process(run.trainer), signal.SIGKILL)
+
+
+def machine_is_drained(run: Run) -> None:
+    drain(run.hosts[1])
+    until(lambda: run.serving() == {"host-c"}, "it leaves", 30.0)
+
+
+def machine_comes_back_from_draining(run: Run) -> None:
+    drain(run.hosts[1])
+    until(lambda: run.serving() == {"host-c"}, "it leaves", 30.0)
+    until(lambda: not run.replicas_of(1), "its servers end", 60.0)
+    drain(run.hosts[1], undo=True)
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
+
+
+def all_are_gone_and_back(run: Run) -> None:
+    for host in run.hosts[1:]:
+        host.reboot()
+
+
+def drain(host: HostMachine, undo: bool = False) -> None:
+    remote = Remote(host.name, find_host(host.name), 10.0).open()
+    remote.call("drain", who="a test", undo=undo)
+    remote.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """The artifacts of the same run on one machine, once it was made."""
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        replica_is_killed, machine_is_rebooted, link_is_cut_for_30_s, trainer_is_killed, machine_is_drained,
+        machine_comes_back_from_draining, all_are_gone_and_back,
+    ],
+)  # fmt: skip
+def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
+    fault: Callable[[Run], None],
+    undisturbed: dict[str, Any],
+    rollouts: Rollouts,
+    start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    tmp_path: Path,
+) -> None:
+    if not undisturbed:
+        assert rollouts("run", config_file(**LONG_RUN), "--store", tmp_path / "alone").status == 0
+        undisturbed |= made(tmp_path / "alone", "rl")
+    config = config_file(**LONG_RUN, engine=ENGINE)
+    run = Run(start("run", config, "--store", tmp_path / "store"), tmp_path / "store", three_hosts)
+    run.at(8)
+    fault(run)
+    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
+    assert run.process.returncode == 0, output
+    assert made(tmp_path / "store", "rl") == undisturbed
+    assert all(host.idle() for host in three_hosts)
