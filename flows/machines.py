@@ -1,7 +1,10 @@
-"""The commands about machines: ls, check, add, gc."""
+"""The commands about machines: ls, check, add, gc, drain."""
 
 import argparse
+import getpass
 import json
+import socket
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -9,13 +12,17 @@ from flows.housekeeping import checked_keep_last, print_removals
 from flows.preflight import store_named
 from infra.inventory import add_host, find_host, inventory_file, load_inventory
 
+REACH_SECONDS = 20.0
 MARKS = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
 
 
 def ls_command(options: argparse.Namespace) -> int:
+    from infra.machines.doing import doing
+
     inventory = load_inventory()
+    found = doing(inventory)
     if options.json:
-        data = {name: {**asdict(host), "known_hosts": str(host.known_hosts)} for name, host in inventory.items()}
+        data = {name: {**asdict(host), "doing": asdict(found[name])} for name, host in inventory.items()}
         print(json.dumps(data, default=str))
         return 0
     if not inventory:
@@ -25,6 +32,26 @@ def ls_command(options: argparse.Namespace) -> int:
         gpus = f"{host.gpus} x {host.gpu_memory_gb:g} GB" if host.gpu_memory_gb else f"{host.gpus}"
         through = f"  through {host.jump}" if host.jump else ""
         print(f"{name:<16} {place:<32} GPUs {gpus:<12} {' '.join(host.labels)}{through}")
+        for line in found[name].lines():
+            print(f"{'':<16} {line}")
+    return 0
+
+
+def drain_command(options: argparse.Namespace) -> int:
+    """Nobody leases the machine any more, and servers for other machines leave it."""
+    from infra.connection.remote import Remote
+
+    with closing(Remote(options.name, find_host(options.name), REACH_SECONDS)) as remote:
+        who = f"{getpass.getuser()}@{socket.gethostname()}"
+        leases = remote.open().call("drain", who=who, undo=options.undo)
+    if options.json:
+        print(json.dumps({"name": options.name, "drained": not options.undo, "leases": leases}))
+    elif options.undo:
+        print(f"{options.name} may be leased again")
+    else:
+        print(f"{options.name} is drained: servers leave it within a minute, and nothing new is leased there")
+        if leases:
+            print("what runs there in other jobs goes on; `rollouts machines ls` says what that is")
     return 0
 
 

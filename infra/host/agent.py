@@ -196,9 +196,11 @@ def imports(work: Path, python: str, check: str) -> dict[str, Any]:
 
 
 def busy(work: Path) -> dict[str, Any]:
-    """Jobs that run, and leases."""
+    """Jobs that run, leases, and of the jobs that keep servers how many answer."""
     store_jobs = work / "store" / "jobs"
-    return {"jobs": jobs.running(store_jobs), "leases": gpu_leases.living(work / "leases", store_jobs)}
+    running = jobs.running(store_jobs)
+    answering = {name: told for name in running if (told := servers.answering(store_jobs / name))}
+    return {"jobs": running, "leases": gpu_leases.living(work / "leases", store_jobs), "servers": answering}
 
 
 def leave_behind(work: Path) -> dict[str, Any]:

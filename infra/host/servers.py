@@ -273,6 +273,15 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
+def answering(directory: Path) -> dict[str, int] | None:
+    """How many of a job's servers answer, `ready`, `of` how many; None where it keeps none."""
+    try:
+        replicas = json.loads((directory / "servers.json").read_text())["replicas"]
+    except (OSError, ValueError):
+        return None
+    return {"ready": sum(replica["state"] == "ready" for replica in replicas), "of": len(replicas)}
+
+
 def answers(url: str, seconds: float) -> bool:
     """Whether a GET of it is answered well in time."""
     try:

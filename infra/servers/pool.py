@@ -37,8 +37,8 @@ from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
 
 LOOK_SECONDS = 2.0
-AGAIN_SECONDS = 20.0
-"""Before what has failed on a machine is tried again."""
+AGAIN_SECONDS = (1.0, 5.0, 20.0)
+"""Before what has failed on a machine is tried again: the first time, the second, and from then on."""
 LAST_LINES = 25
 
 
@@ -81,9 +81,16 @@ class _Member:
     """Of the job that keeps its servers, once that was started."""
     handed: str = ""
     """The key that its servers' job was given."""
+    failures: int = 0
+    """Since its servers ran last."""
     again: float = 0.0
     """When it is looked at next."""
     said: str = ""
+
+    def failed(self) -> None:
+        """It is left alone for a while."""
+        self.again = time.monotonic() + AGAIN_SECONDS[min(self.failures, len(AGAIN_SECONDS) - 1)]
+        self.failures += 1
 
 
 @dataclass
@@ -183,12 +190,11 @@ class EnginePool:
                     yield f"{name}: {line}"
             if member.reader.state == "running" and (key := self.key) != member.handed:
                 member.machine.hand(member.reader.job, "key.pub", key)
-                member.handed = key
-                member.said = ""
+                member.handed, member.said, member.failures = key, "", 0
             if member.reader.state in ("lost", "absent", "finished"):
                 yield from self._lost(member, member.reader)
         except (MachineError, BadInput) as error:
-            member.again = time.monotonic() + AGAIN_SECONDS
+            member.failed()
             if str(error) != member.said:
                 member.said = str(error)
                 yield member.said
@@ -201,14 +207,14 @@ class EnginePool:
             member.machine.unclaim()
         self.session.forget(self._job(member, ""), member.machine)
         member.reader, member.replicas, member.handed = None, 0, ""
-        member.again = time.monotonic() + AGAIN_SECONDS
+        member.failed()
 
     def _begin(self, member: _Member) -> Iterator[str]:
         """Lease it, and start its servers."""
         machine = member.machine
         job = service_name(self.chain)
         if not machine.is_leased and (reason := machine.try_claim([job])):
-            member.again = time.monotonic() + AGAIN_SECONDS
+            member.failed()
             if reason != member.said:
                 member.said = reason
                 yield reason

@@ -141,8 +141,10 @@ class Members:
         }
 
     def take_tokens(self) -> dict[str, int]:
-        """How many tokens each replica has made since this was asked last."""
+        """How many tokens each replica has made since this was asked last; empty behind a router, which doesn't say."""
         tokens, self._tokens = self._tokens, Counter()
+        if not self._speeds:
+            return {}
         return {replica.name: tokens[replica.name] for replica in self.current.values()} | tokens
 
     async def bring(self, version: int, giving: Giving) -> None:

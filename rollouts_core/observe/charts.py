@@ -1,5 +1,6 @@
 """Which curves are worth looking at, as data: the report draws them with uPlot, Prefect's pictures with matplotlib."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ WITHIN_OTHERS = (
     "timing_s/weight_sync",
 )  # fmt: skip
 """Times that are the whole step, or part of one of its phases: they do not add up with these."""
+
+
+RATE = re.compile(r"replicas/.+/tokens_per_second")
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def training_charts(training: Training, records: Records, others: Records = ()) 
     told = [*CHARTS[training], *_parts(records)]
     charts = [Chart(title, _curves(metrics, records, others, log_y), log_y) for title, metrics, log_y in told]
     charts.append(Chart(f"{training.upper()}: tokens per second", _throughput(records, others)))
+    charts.append(Chart("RL: tokens per second by replica", _replicas(records)))
     charts += [
         Chart(f"{training.upper()}: {title}", _curves(metrics, records, others, False)) for title, metrics in DEVICES
     ]
@@ -109,6 +114,13 @@ def _parts(records: Records) -> list[tuple[str, Mapping[str, str], bool]]:
     """Of what rewards are made of, where they have parts."""
     parts = [name for name in records[-1] if name.startswith("rewards/") and name.endswith("/mean")]
     return [("RL: parts of the reward", {name.split("/")[1]: name for name in parts}, False)] if parts else []
+
+
+def _replicas(records: Records) -> list[Curve]:
+    """Of each replica that ever served; nothing while it was away."""
+    names = sorted({name for record in records for name in record if RATE.fullmatch(name)})
+    steps = [record["step"] for record in records]
+    return [Curve(str(name.split("/")[1]), steps, [record.get(name, 0.0) for record in records]) for name in names]
 
 
 def _curves(metrics: Mapping[str, str], records: Records, others: Records, log_y: bool) -> list[Curve]:

@@ -11,10 +11,12 @@ it works. So newcomers are given them when the trainer waits for a batch, or wit
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,6 +126,7 @@ class GeneratedRollouts:
         self._published: tuple[Weights, int] | None = None
         self._making: Future[None] | None = None
         self._asleep = False
+        self._counted = time.monotonic()
 
     def next_batch(self, step: int) -> GeneratedBatch:
         if isinstance(self._manager, OverlappedRollouts):
@@ -132,10 +135,13 @@ class GeneratedRollouts:
             future = self._portal.start_task_soon(self._manager.next_batch, step)
         else:
             future = self._portal.start_task_soon(self._manager.generate_batch, step)
+        if not self._making:
+            self._counted = time.monotonic()
         try:
             batch = self._awaited(future)
         finally:
             future.cancel()
+        batch = replace(batch, metrics={**batch.metrics, **self._rates()})
         if self._colocated:
             self._portal.call(self._engine.release_memory)
             self._asleep = True
@@ -161,6 +167,14 @@ class GeneratedRollouts:
         """Stop generating ahead."""
         if self._making is not None:
             self._making.cancel()
+
+    def _rates(self) -> dict[str, float]:
+        """Of each replica, since they were counted last; what generates only now and then is counted while it does."""
+        since, self._counted = self._counted, time.monotonic()
+        tokens = self._portal.call(self._engine.take_tokens)
+        seconds = self._counted - since
+        rates = {f"replicas/{name}/tokens_per_second": made / seconds for name, made in tokens.items()}
+        return {"replicas/serving": float(len(tokens)), **rates} if tokens else {}
 
     def _awaited(self, future: "Future[GeneratedBatch]") -> GeneratedBatch:
         while True:

@@ -54,10 +54,11 @@ def test_engines_on_other_machines_give_the_bits_of_one_machine(
         assert "rollouts-servers" not in (host.directory / ".ssh" / "authorized_keys").read_text()
 
 
-STEPS = 60
+STEPS = 300
+"""Of a quarter of a second: a machine that is away comes back before the run has ended."""
 LONG_RUN: dict[str, Any] = {
     "sft": {"steps": 20},
-    "rl": {"steps": STEPS, "steps_per_segment": STEPS, "checkpoint_every": 5},
+    "rl": {"steps": STEPS, "steps_per_segment": STEPS, "checkpoint_every": 20},
     "evaluation": {"during_rl": False},
     "machine": {"device": "cpu", "environment": ["OMP_NUM_THREADS"]},
 }

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.connection.remote import Remote
+from infra.inventory import find_host
+from infra.machines.ssh_machine import SSHMachine
+from rollouts_core.config import MachineConfig
+from rollouts_core.store.local import LocalStore
 from tests.conftest import Done
 from tests.hosts import HostMachine, write_inventory
 
@@ -53,6 +58,23 @@ def test_check_of_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> No
     done = rollouts("machines", "check", "host-a", **variables)
     assert done.status == 1
     assert "FAILED" in done.out
+
+
+def test_what_machines_do_and_that_one_is_drained(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> None:
+    variables = {"ROLLOUTS_MACHINES": str(tmp_path / "machines.toml")}
+    remote = Remote("host-b", find_host("host-b"), 20.0).open()
+    machine = SSHMachine(remote, LocalStore(tmp_path / "store"), MachineConfig(kind="ssh"), "somebody's run")
+    assert machine.try_claim([]) == ""
+    drained = rollouts("machines", "drain", "host-a", **variables)
+    assert "host-a is drained" in drained.out, drained.err
+    listed = rollouts("machines", "ls", **variables).out.splitlines()
+    assert "drained by " in listed[1] and "GPU 0: somebody's run since" in listed[3]
+    machine.release()
+    assert rollouts("machines", "drain", "host-a", "--undo", "--json", **variables).json()["drained"] is False
+    write_inventory(tmp_path / "machines.toml", hosts[0], hosts[1], port=2222)
+    hosts[1].stop_sshd()
+    told = rollouts("machines", "ls", "--json", **variables).json()
+    assert "refused" in told["host-a"]["doing"]["problem"]
 
 
 def test_gc_on_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> None:

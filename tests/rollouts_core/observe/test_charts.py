@@ -53,3 +53,10 @@ def test_a_picture_is_a_png_and_of_something() -> None:
     assert len(picture) > 5000
     with pytest.raises(ValueError, match="nothing to draw"):
         picture_of([])
+
+
+def test_a_replica_that_was_away_made_nothing_then() -> None:
+    rate = "replicas/{}/tokens_per_second".format
+    records = [{"step": 1, rate("a:replica-0"): 5.0, rate("b:replica-0"): 7.0}, {"step": 2, rate("b:replica-0"): 9.0}]
+    (chart,) = training_charts("rl", records)
+    assert chart.curves == [Curve("a:replica-0", [1, 2], [5.0, 0.0]), Curve("b:replica-0", [1, 2], [7.0, 9.0])]

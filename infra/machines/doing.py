@@ -1,0 +1,66 @@
+"""What the machines of an inventory do, and for whom: asked of all at once."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.connection.remote import Remote
+from infra.errors import MachineError
+from infra.inventory import Host
+from rollouts_core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a machine says of itself."""
+
+    problem: str = ""
+    """Why it does not say anything."""
+    drained_by: str = ""
+    leases: tuple[Mapping[str, Any], ...] = ()
+    """As `infra.host.gpu_leases.living` gives them."""
+    servers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By job: how many answer, of how many."""
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        if self.problem:
+            return [self.problem]
+        said = [f"drained by {self.drained_by}: nothing is leased there any more"] if self.drained_by else []
+        for lease in self.leases:
+            gpus = f"GPU {','.join(map(str, lease['gpus']))}" if lease["gpus"] else "no GPU"
+            since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(lease["since"]))
+            said.append(f"{gpus}: {lease['who']} since {since}{_running(lease['running'], self.servers)}")
+        return said or ["free"]
+
+
+def doing(hosts: Mapping[str, Host]) -> dict[str, Doing]:
+    """Of each machine, by name."""
+    if not hosts:
+        return {}
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        return dict(zip(hosts, threads.map(_doing, hosts, hosts.values()), strict=True))
+
+
+def _doing(name: str, host: Host) -> Doing:
+    try:
+        with closing(Remote(name, host, 0.0)) as remote:
+            busy = remote.open().call("busy")
+            drained = remote.call("drained")
+    except (MachineError, BadInput) as error:
+        return Doing(str(error).splitlines()[0])
+    servers = {job: (told["ready"], told["of"]) for job, told in busy["servers"].items()}
+    return Doing("", drained["who"] if drained else "", tuple(busy["leases"]), servers)
+
+
+def _running(jobs: list[str], servers: Mapping[str, tuple[int, int]]) -> str:
+    """Jobs by their names, servers by how many answer."""
+    said = []
+    for job in (Path(job).name for job in jobs):
+        ready, of = servers.get(job, (0, 0))
+        said.append(f"{ready} of {of} servers for {job.removeprefix('serve-')}" if of else job)
+    return f", running {', '.join(said)}" if said else ""
