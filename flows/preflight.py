@@ -12,9 +12,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from infra.machines.requirements import fitting_hosts, passed_variables
+from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables
+from infra.servers.capacity import replicas_on
 from rollouts_core.config import PipelineConfig, TokenizationConfig
 from rollouts_core.config.algorithms import CustomAlgorithm
+from rollouts_core.config.placement import gpus_of_server
 from rollouts_core.environments.registry import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
@@ -96,6 +98,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks.append(partial(check_hub, config.results))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
+    checks += [partial(_check_engine_machines, config)] if config.rl and config.engine.machines else []
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
         try:
@@ -118,6 +121,22 @@ def _check_environment(config: PipelineConfig) -> None:
     environment = load_environment(config.environment.name)
     if config.machine.kind == "local":
         check_environment(environment)
+
+
+def _check_engine_machines(config: PipelineConfig) -> None:
+    """Raises `BadInput` where a machine is not known or does not fit, or all together have too little room."""
+    engine, asked = config.engine, config.engine.machines
+    assert asked is not None, "asked where there are some"
+    hosts = engine_hosts(asked, (config.machine.name, *config.machine.peers))
+    room = 0
+    for host in hosts.values():
+        gpus = 0 if config.machine.device == "cpu" else host.gpus if asked.gpus is None else asked.gpus
+        room += replicas_on(engine, gpus, room, len(hosts))
+    if room < engine.min_replicas:
+        raise BadInput(
+            f"engine.min_replicas: {', '.join(hosts)} have room for {room} servers of {gpus_of_server(engine)} GPUs, "
+            f"and {engine.min_replicas} are needed"
+        )
 
 
 def check_task_runner(settings: TokenizationConfig) -> None:

@@ -28,8 +28,11 @@ def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[s
     hosts = {name: find_host(name) for name in asked.names} or load_inventory()
     settings = MachineConfig(kind="ssh", gpus=asked.gpus, gpu_memory_gb=asked.gpu_memory_gb, labels=asked.labels)
     lacks = {name: _lacks(host, settings) for name, host in hosts.items()}
-    for name in taken:
-        if name in asked.names:
+    for name, host in hosts.items():
+        if host.jump and host.address is None:
+            lacks[name].append(f"is reached through {host.jump}; say in `address` how the trainer's machine reaches it")
+    for name in asked.names:
+        if name in taken:
             lacks[name].append("trains; name other machines for servers")
     left = {name: host for name, host in hosts.items() if not lacks[name] and name not in taken}
     if not left or any(lacks[name] for name in asked.names):

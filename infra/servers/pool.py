@@ -201,8 +201,10 @@ class EnginePool:
 
     def _lost(self, member: _Member, reader: _Reader) -> Iterator[str]:
         """Its servers have ended: it was drained, or they are to be started again."""
-        member.said = reader.message or "its servers were killed"
-        yield f"{member.machine.name}: {member.said}"
+        said = f"{member.machine.name}: {reader.message or 'its servers were killed'}"
+        if said != member.said:
+            member.said = said
+            yield said
         if reader.state == "finished" and reader.message == "exited":
             member.machine.unclaim()
         self.session.forget(self._job(member, ""), member.machine)

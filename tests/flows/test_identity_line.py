@@ -22,7 +22,8 @@ from rollouts_core.stages.plan import plan
 PLACES = {
     "PipelineConfig": "", "ScratchModel": "model", "PretrainedModel": "model", "DataConfig": "data",
     "Jsonl": "data.prompts", "HubDataset": "data.heldout", "SFTConfig": "sft", "DPOConfig": "dpo", "RLConfig": "rl",
-    "EngineConfig": "engine", "MachineConfig": "machine", "EvaluationConfig": "evaluation", "StoreConfig": "store",
+    "EngineConfig": "engine", "EngineMachines": "engine.machines", "MachineConfig": "machine",
+    "EvaluationConfig": "evaluation", "StoreConfig": "store",
     "ResultsConfig": "results", "TrackingConfig": "tracking",
     "RolloutsConfig": "rl.rollouts", "BackendConfig": "backend",
     "LoRAConfig": "backend.lora", "ParallelConfig": "backend.parallel",
@@ -80,6 +81,8 @@ CHANGES: dict[str, Any] = {
     "EngineConfig.max_running_requests": 5, "EngineConfig.arguments": ["--quantization", "fp8"],
     "EngineConfig.replicas": 2, "EngineConfig.tensor_parallel": 2, "EngineConfig.data_parallel": 2,
     "EngineConfig.weight_sync": "tensor", "EngineConfig.python": "/usr/bin/python3",
+    "EngineConfig.min_replicas": 2, "EngineMachines.names": ["gpu3"], "EngineMachines.labels": ["h100"],
+    "EngineMachines.gpus": 2, "EngineMachines.gpu_memory_gb": 80.0,
     "EngineConfig.start_minutes": 5.0, "EngineConfig.cache_gib": 1.5, "EngineConfig.hang_seconds": 5.0,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
@@ -108,6 +111,7 @@ COPIED = (
 CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment", "EvaluationConfig.during_rl", "EnvironmentConfig.name")
 """Operational, but they say which stages there are, or name what is in keys by its content."""
 EMBEDDED_ONLY = "EngineConfig.cache_gib"
+ELSEWHERE_ONLY = "EngineConfig.min_replicas"
 OF_MIXTURES = ("ParallelConfig.expert", "BackendConfig.balance_experts", "EngineConfig.replay_experts")
 NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
@@ -166,6 +170,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["backend"] = {"processes": 2}
         if part == "EngineConfig":
             data["engine"] = {"kind": "sglang"}
+        if part == "EngineMachines":
+            data["engine"] = {"kind": "sglang", "replicas": 2, "machines": {"names": ["gpu1"]}}
         if PLACES[part] == "rl.algorithm":
             data["rl"]["algorithm"] = {"kind": getattr(algorithms, part).kind}
         if part == "ParallelConfig":
@@ -214,6 +220,8 @@ def test_a_field_changes_keys_exactly_when_its_type_says_so(
         data["model"] = {"kind": "pretrained", "name": str(mixture)}
     if name == EMBEDDED_ONLY:
         data["engine"] = {"kind": "embedded"}
+    if name == ELSEWHERE_ONLY:
+        data["engine"] |= {"replicas": 2, "machines": {"names": ["gpu1"]}}
     before = keys(data)
     part_of(data, part)[field] = CHANGES[name]
     changed = keys(data) != before

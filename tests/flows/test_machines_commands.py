@@ -3,13 +3,17 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.preflight import check_inputs
 from infra.connection.remote import Remote
 from infra.inventory import find_host
 from infra.machines.ssh_machine import SSHMachine
 from rollouts_core.config import MachineConfig
+from rollouts_core.config.loading import from_data
+from rollouts_core.errors import BadInput
 from rollouts_core.store.local import LocalStore
 from tests.conftest import Done
 from tests.hosts import HostMachine, write_inventory
@@ -75,6 +79,26 @@ def test_what_machines_do_and_that_one_is_drained(rollouts: Rollouts, hosts: Hos
     hosts[1].stop_sshd()
     told = rollouts("machines", "ls", "--json", **variables).json()
     assert "refused" in told["host-a"]["doing"]["problem"]
+
+
+def test_machines_for_servers_are_looked_at_before_anything_starts(
+    small_config: dict[str, Any], machines_file: Path
+) -> None:
+    machines_file.parent.mkdir()
+    machines_file.write_text('[a]\nhost = "a"\ngpus = 1\n[b]\nhost = "b"\njump = "a"\n')
+
+    def told(engine: dict[str, Any], **machine: Any) -> str:
+        config = {**small_config, "engine": {"kind": "sglang", **engine}, "machine": machine}
+        with pytest.raises(BadInput) as caught:
+            check_inputs(from_data(config))
+        return str(caught.value)
+
+    assert "no machine 'c' in " in told({"machines": {"names": ["c"]}})
+    assert "b: is reached through a; say in `address`" in told({"machines": {"names": ["b"]}})
+    assert "a: is not labelled h100" in told({"machines": {"labels": ["h100"]}})
+    assert "a: trains; name other machines" in told({"machines": {"names": ["a"]}}, kind="ssh", name="a")
+    wide = {"machines": {"names": ["a"]}, "tensor_parallel": 2}
+    assert "engine.min_replicas: a have room for 0 servers of 2 GPUs, and 1 are needed" in told(wide)
 
 
 def test_gc_on_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> None:

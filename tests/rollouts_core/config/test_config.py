@@ -34,8 +34,11 @@ OPERATIONAL = {
         "batch_seconds",
         "keep_batches",
     },
+    "EngineMachines": {"names", "labels", "gpus", "gpu_memory_gb"},
     "EngineConfig": {
         "cache_gib",
+        "machines",
+        "min_replicas",
         "replicas",
         "tensor_parallel",
         "data_parallel",
@@ -202,7 +205,7 @@ def test_configs_are_frozen(pipeline_config: PipelineConfig) -> None:
 def test_every_field_is_described_and_on_its_side() -> None:
     """Adding a field means saying here whether it can change a result."""
     parts = [value for value in vars(config_module).values() if hasattr(value, "__pydantic_fields__")]
-    assert len(parts) == 36
+    assert len(parts) == 37
     for part in parts:
         names = {field.name for field in fields(part)}
         assert names - set(identity_fields(part)) == OPERATIONAL.get(part.__name__, set()), part.__name__
@@ -222,6 +225,30 @@ def test_every_field_is_described_and_on_its_side() -> None:
 def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem: str) -> None:
     with pytest.raises(BadInput, match=re.escape(problem)):
         load_config(Path("configs/arithmetic.py"), settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["engine.machines={}"], "names: give machines, or what they must have: labels, gpus or gpu_memory_gb"),
+        (['engine.machines={"names": ["a", "a"]}'], "names a, a: a machine is named twice"),
+        (['engine.machines={"names": ["a"]}', "engine.min_replicas=2"], "min_replicas 2 is more than replicas 1"),
+        (["engine.kind=sglang", "engine.replicas=2", "engine.min_replicas=2"], "min_replicas is of servers on other"),
+        (
+            ["engine.kind=sglang", 'engine.machines={"names": ["a"]}', "engine.weight_sync=tensor"],
+            "weight_sync tensor shares memory, and servers are on other machines: use disk",
+        ),
+        (['engine.machines={"names": ["a"]}', "engine.tensor_parallel=2"], "tensor_parallel is of servers"),
+    ],
+)
+def test_what_can_t_be_on_other_machines_is_refused(settings: list[str], problem: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(problem)):
+        load_config(Path("configs/arithmetic.py"), settings)
+
+
+def test_the_embedded_engine_may_have_replicas_on_other_machines() -> None:
+    config = load_config(Path("configs/arithmetic.py"), ['engine.machines={"labels": ["h100"]}', "engine.replicas=3"])
+    assert config.engine.has_servers and config.engine.replicas == 3
 
 
 def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() -> None:
