@@ -54,8 +54,13 @@ def test_engines_on_other_machines_give_the_bits_of_one_machine(
         assert "rollouts-servers" not in (host.directory / ".ssh" / "authorized_keys").read_text()
 
 
-STEPS = 300
-"""Of a quarter of a second: a machine that is away comes back before the run has ended."""
+STEPS = 200
+REWARD = """
+import time
+def score(sample):
+    time.sleep(0.02)  # a run that lasts until a machine that was away is back, and leaves it the processor
+    return float(sample.response == sample.prompt.answer)
+"""
 LONG_RUN: dict[str, Any] = {
     "sft": {"steps": 20},
     "rl": {"steps": STEPS, "steps_per_segment": STEPS, "checkpoint_every": 20},
@@ -171,6 +176,8 @@ def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
     three_hosts: Hosts,
     tmp_path: Path,
 ) -> None:
+    (tmp_path / "slow_reward.py").write_text(REWARD)
+    LONG_RUN["rl"]["reward"] = f"{tmp_path}/slow_reward.py:score"
     if not undisturbed:
         assert rollouts("run", config_file(**LONG_RUN), "--store", tmp_path / "alone").status == 0
         undisturbed |= made(tmp_path / "alone", "rl")
