@@ -59,7 +59,7 @@ REWARD = """
 import time
 def score(sample):
     time.sleep(0.02)  # a run that lasts until a machine that was away is back, and leaves it the processor
-    return float(sample.response == sample.prompt.answer)
+    return float(len(sample.response) == 2)
 """
 LONG_RUN: dict[str, Any] = {
     "sft": {"steps": 20},
