@@ -79,6 +79,8 @@ class _Member:
     replicas: int = 0
     reader: _Reader | None = None
     """Of the job that keeps its servers, once that was started."""
+    host_key: str = ""
+    """As it was when its servers were started."""
     handed: str = ""
     """The key that its servers' job was given."""
     failures: int = 0
@@ -237,7 +239,7 @@ class EnginePool:
         except LeaseLapsed:
             machine.unclaim()
             raise
-        member.reader = _Reader(machine, placed.name)
+        member.reader, member.host_key = _Reader(machine, placed.name), machine.remote.host_key()
         yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) are started"
 
     def _python(self, machine: SSHMachine, on_gpu: bool) -> Any:
@@ -328,6 +330,6 @@ def _described(member: _Member, key: str) -> dict[str, Any] | None:
         "host": remote.host.address or remote.host.host,
         "port": remote.host.port,
         "user": remote.user,
-        "host_key": remote.host_key(),
+        "host_key": member.host_key,
         "gate": member.reader.known["gate"],
     }

@@ -18,6 +18,7 @@ from rollouts_core.metrics.loggers import read_jsonl
 from tests.conftest import COMMAND_DEADLINE, Done, job_process, until
 from tests.flows.test_remote_run import made, start, variables  # noqa: F401
 from tests.hosts import HostMachine
+from tests.servers import engine_python
 
 Hosts = tuple[HostMachine, ...]
 Rollouts = Callable[..., Done]
@@ -188,4 +189,31 @@ def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
     output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
     assert run.process.returncode == 0, output
     assert made(tmp_path / "store", "rl") == undisturbed
+    assert all(host.idle() for host in three_hosts)
+
+
+@pytest.mark.sglang
+def test_real_servers_on_two_machines_and_one_of_them_is_drained(
+    start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    tmp_path: Path,
+) -> None:
+    """The trainer is on a third. What SGLang says its log-probabilities are is what the trainer computes."""
+    engine = {**ENGINE, "kind": "sglang", "python": engine_python("sglang"), "start_minutes": 5.0}
+    parts = {**LONG_RUN, "rl": {"steps": 60, "steps_per_segment": 60, "batch_size": 8}, "engine": engine}
+    parts["machine"] = {"kind": "ssh", "name": "host-a", "device": "cpu"}
+    home = three_hosts[0].work / "store"
+    run = Run(start("run", config_file(**parts), "--store", tmp_path / "store"), home, three_hosts)
+    run.at(5)
+    drain(three_hosts[1])
+    until(lambda: run.serving() == {"host-c"}, "it leaves", 60.0)
+    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
+    assert run.process.returncode == 0, output
+    steps = [line for line in read_jsonl(run.trainer / "metrics.jsonl") if "done" in line]
+    assert [line["step"] for line in steps] == list(range(1, 61))
+    assert all(line["sampling/sampling_logp_difference/mean"] < 1e-3 for line in steps)
+    rates = {machine: f"replicas/{machine}:replica-0/tokens_per_second" for machine in ("host-b", "host-c")}
+    assert steps[0][rates["host-b"]] > 0 < steps[0][rates["host-c"]]
+    assert rates["host-b"] not in steps[-1] and steps[-1][rates["host-c"]] > 0
     assert all(host.idle() for host in three_hosts)

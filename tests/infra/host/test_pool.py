@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.connection.remote import Remote
 from infra.host import jobs
-from infra.inventory import find_host
-from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
 from rollouts_core.config import MachineConfig
 from rollouts_core.inference.replicas import Replica, SupervisedServers
@@ -21,8 +18,7 @@ from rollouts_core.store.local import LocalStore
 from tests.conftest import until
 from tests.hosts import HostMachine
 from tests.infra.host.test_servers import SERVER
-
-LONG = 600.0
+from tests.pools import NAME, running_pool, wait_for_replicas
 
 
 @dataclass(frozen=True)
@@ -39,9 +35,7 @@ class Pool:
         return SupervisedServers(self.directory)
 
     def ready(self, count: int = 2) -> list[Replica]:
-        told = self.directory / "servers.json"
-        until(lambda: told.exists() and len(self.fleet.ready().replicas) == count, f"{count} replicas", 60.0)
-        return list(self.fleet.ready().replicas)
+        return list(wait_for_replicas(self.directory, count).ready().replicas)
 
 
 def asked(replica: Replica) -> list[int]:
@@ -51,43 +45,13 @@ def asked(replica: Replica) -> list[int]:
 
 @pytest.fixture
 def pool(hosts: tuple[HostMachine, HostMachine], tmp_path: Path) -> Iterator[Pool]:
-    host = hosts[1]
     (tmp_path / "server.py").write_text(SERVER)
-    remote = Remote(host.name, find_host(host.name), 20.0).open()
-    machine = SSHMachine(remote, LocalStore(tmp_path / "store"), MachineConfig(kind="ssh", name=host.name), "a test")
-    assert machine.try_claim([]) == ""
-    here = tmp_path / "jobs"
-    pool = Pool(host, machine, here, here / "serve-test")
-    command = [sys.executable, "-m", "infra.host.pool", "{directory}"]
-    job = {**LIMITS, "name": "serve-test", "command": command, "spec": {"memory": "/dev/shm"}}
-    jobs.start(here, job, jobs.runner_command(), {})
-    try:
-        key = until(lambda: (pool.directory / "key.pub").exists() and (pool.directory / "key.pub").read_text(), "a key")
-        machine.hand("serve-test", "key.pub", key)
-        machine.start(
-            Job("serve-test", tuple(remote.command("servers", "{directory}")), spec(pool, tmp_path), LONG, LONG, LONG)
-        )
-        gate = until(lambda: recorded(host, "gate"), "a gate")
-        described = {
-            "name": host.name,
-            "host": host.address,
-            "port": 22,
-            "user": "root",
-            "host_key": remote.host_key(),
-            "gate": gate,
-        }
-        jobs.hand(here, "serve-test", "machines.json", json.dumps([described]))
-        yield pool
-    finally:
-        jobs.cancel(here, "serve-test")
-        machine.cancel("serve-test")
-        machine.release()
+    parent = tmp_path / "jobs"
+    with running_pool(parent, hosts[1:], lambda host: spec(host, tmp_path)) as (directory, machines):
+        yield Pool(hosts[1], machines[0], parent, directory)
 
 
-LIMITS = {"time_limit": LONG, "unattended_limit": LONG, "stall_limit": LONG}
-
-
-def spec(pool: Pool, tmp_path: Path) -> dict[str, Any]:
+def spec(host: HostMachine, tmp_path: Path) -> dict[str, Any]:
     program = str(tmp_path / "server.py")
     replicas = [
         {
@@ -108,14 +72,8 @@ def spec(pool: Pool, tmp_path: Path) -> dict[str, Any]:
         "hang_seconds": 5.0,
         "restarts": 3,
         "memory": str(tmp_path / "memory"),
-        "gate": {"drained": str(pool.host.work / "drained")},
+        "gate": {"drained": str(host.work / "drained")},
     }
-
-
-def recorded(host: HostMachine, name: str) -> Any:
-    file = host.work / "store" / "jobs" / "serve-test" / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return next((line[name] for line in lines if name in line), None)
 
 
 def test_replicas_are_reached_and_a_new_start_has_a_new_address(pool: Pool) -> None:
@@ -158,7 +116,7 @@ def test_the_key_and_the_line_that_lets_it_in_end_with_their_jobs(pool: Pool) ->
     pool.ready()
     keys = pool.host.directory / ".ssh" / "authorized_keys"
     assert "rollouts-servers:" in keys.read_text()
-    jobs.cancel(pool.jobs, "serve-test")
-    pool.machine.cancel("serve-test")
+    jobs.cancel(pool.jobs, NAME)
+    pool.machine.cancel(NAME)
     assert not (pool.directory / "key").exists()
     assert "rollouts-servers:" not in keys.read_text()
