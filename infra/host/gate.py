@@ -55,8 +55,8 @@ class Gate:
                 writer.write(json.dumps(await self._answer(asked, reader)).encode() + b"\n")
                 await writer.drain()
                 asked = await _line(reader, IDLE_SECONDS)
-        except (OSError, EOFError, ValueError, KeyError, TimeoutError):
-            return
+        except (OSError, EOFError, ValueError, KeyError, TimeoutError, asyncio.CancelledError):
+            return  # a task of asyncio's server that ends as cancelled is complained of
         finally:
             writer.close()
 

@@ -228,7 +228,7 @@ async def _lead(link: Link, start: tuple[str, int], reader: asyncio.StreamReader
         hello = {"to": start[0], "start": start[1]}
         far_writer.write(json.dumps(hello).encode() + b"\n")
         await splice(reader, writer, far_reader, far_writer)
-    except OSError:
+    except (OSError, asyncio.CancelledError):
         return
     finally:
         writer.close()
