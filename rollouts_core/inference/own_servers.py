@@ -1,7 +1,7 @@
 """The embedded engine on other machines: servers of our own (`serving.replica`), spoken to as SGLang's are.
 
-A request tells them the whole seed and which tokens are the answer's, so an answer has the same bits wherever it is
-made, and wherever it was begun.
+A request tells them the whole seed and which tokens are the answer's. So an answer has the same bits wherever it is
+made, and the same tokens where it goes on elsewhere.
 """
 
 from pathlib import Path

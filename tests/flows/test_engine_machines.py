@@ -73,8 +73,8 @@ LONG_RUN: dict[str, Any] = {
 class Run:
     """A run under way, as a fault finds it."""
 
-    def __init__(self, process: "subprocess.Popen[str]", home: Path, hosts: Hosts) -> None:
-        self.process, self.home, self.hosts = process, home, hosts
+    def __init__(self, begin: "Callable[[], subprocess.Popen[str]]", home: Path, hosts: Hosts) -> None:
+        self.begin, self.process, self.home, self.hosts = begin, begin(), home, hosts
 
     @property
     def trainer(self) -> Path:
@@ -135,6 +135,14 @@ def trainer_is_killed(run: Run) -> None:
     os.kill(job_process(run.trainer), signal.SIGKILL)
 
 
+def orchestrator_is_killed(run: Run) -> None:
+    run.process.kill()
+    before = run.step()
+    time.sleep(5.0)
+    assert run.step() > before, "nobody leads it, and it goes on"
+    run.process = run.begin()
+
+
 def machine_is_drained(run: Run) -> None:
     drain(run.hosts[1])
     until(lambda: run.serving() == {"host-c"}, "it leaves", 30.0)
@@ -169,7 +177,8 @@ def undisturbed() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "fault",
     [
-        replica_is_killed, machine_is_rebooted, link_is_cut_for_30_s, trainer_is_killed, machine_is_drained,
+        replica_is_killed, machine_is_rebooted, link_is_cut_for_30_s, trainer_is_killed, orchestrator_is_killed,
+        machine_is_drained,
         machine_comes_back_from_draining, all_are_gone_and_back,
     ],
 )  # fmt: skip
@@ -188,7 +197,7 @@ def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
         assert rollouts("run", config_file(**LONG_RUN), "--store", tmp_path / "alone").status == 0
         undisturbed |= made(tmp_path / "alone", "rl")
     config = config_file(**LONG_RUN, engine=ENGINE)
-    run = Run(start("run", config, "--store", tmp_path / "store"), tmp_path / "store", three_hosts)
+    run = Run(lambda: start("run", config, "--store", tmp_path / "store"), tmp_path / "store", three_hosts)
     run.at(8)
     fault(run)
     output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
@@ -209,7 +218,8 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
     parts = {**LONG_RUN, "rl": {"steps": 60, "steps_per_segment": 60, "batch_size": 8}, "engine": engine}
     parts["machine"] = {"kind": "ssh", "name": "host-a", "device": "cpu"}
     home = three_hosts[0].work / "store"
-    run = Run(start("run", config_file(**parts), "--store", tmp_path / "store"), home, three_hosts)
+    config = config_file(**parts)
+    run = Run(lambda: start("run", config, "--store", tmp_path / "store"), home, three_hosts)
     run.at(5)
     drain(three_hosts[1])
     until(lambda: run.serving() == {"host-c"}, "it leaves", 60.0)
