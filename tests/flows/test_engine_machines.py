@@ -168,6 +168,14 @@ def drain(host: HostMachine, undo: bool = False) -> None:
 
 
 @pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Parts of a config whose run lasts a minute and a half."""
+    reward = tmp_path_factory.mktemp("reward") / "slow_reward.py"
+    reward.write_text(REWARD)
+    return {**LONG_RUN, "rl": {**LONG_RUN["rl"], "reward": f"{reward}:score"}}
+
+
+@pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
     """The artifacts of the same run on one machine, once it was made."""
     return {}
@@ -184,6 +192,7 @@ def undisturbed() -> dict[str, Any]:
 )  # fmt: skip
 def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
     fault: Callable[[Run], None],
+    long_run: dict[str, Any],
     undisturbed: dict[str, Any],
     rollouts: Rollouts,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
@@ -191,12 +200,10 @@ def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
     three_hosts: Hosts,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "slow_reward.py").write_text(REWARD)
-    LONG_RUN["rl"]["reward"] = f"{tmp_path}/slow_reward.py:score"
     if not undisturbed:
-        assert rollouts("run", config_file(**LONG_RUN), "--store", tmp_path / "alone").status == 0
+        assert rollouts("run", config_file(**long_run), "--store", tmp_path / "alone").status == 0
         undisturbed |= made(tmp_path / "alone", "rl")
-    config = config_file(**LONG_RUN, engine=ENGINE)
+    config = config_file(**long_run, engine=ENGINE)
     run = Run(lambda: start("run", config, "--store", tmp_path / "store"), tmp_path / "store", three_hosts)
     run.at(8)
     fault(run)
