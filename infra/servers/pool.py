@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra.errors import JobFailed, LeaseLapsed, MachineError
-from infra.jobs.follow import Lines, LogLine
+from infra.errors import JobFailed, LeaseLapsed, Unreachable
+from infra.jobs.follow import LogLine
+from infra.jobs.reader import JobReader
 from infra.jobs.session import MachineSession
 from infra.jobs.stage_job import job_name, start_leased
 from infra.machines.check import refuse_unfit
-from infra.machines.machine import Job, Machine, Offsets
+from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.engine import engine_python, host_command
 from infra.python_envs.trainer import prepare_environment
@@ -31,7 +32,7 @@ from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, serve_job, se
 from infra.servers.model import ServedModel
 from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig, placement_of
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
@@ -39,36 +40,7 @@ from rollouts_core.store.keys import key_of
 LOOK_SECONDS = 2.0
 AGAIN_SECONDS = (1.0, 5.0, 20.0)
 """Before what has failed on a machine is tried again: the first time, the second, and from then on."""
-LAST_LINES = 25
-
-
-@dataclass
-class _Reader:
-    """What a job prints and records, from its current attempt on."""
-
-    machine: Machine
-    job: str
-    at: Offsets | None = None
-    lines: Lines = field(default_factory=Lines)
-    records: Lines = field(default_factory=Lines)
-    last: list[str] = field(default_factory=list)
-    known: dict[str, Any] = field(default_factory=dict)
-    """The latest of each thing that was recorded."""
-    state: str = ""
-    message: str = ""
-
-    def read(self) -> list[str]:
-        """New lines. Where the machine does not answer, the state says so."""
-        if self.at is None:
-            self.at = self.machine.attempt(self.job)
-        seen = self.machine.watch(self.job, self.at, 0.0)
-        self.state, self.message = seen.status.state, seen.status.message or seen.status.reason
-        self.at = Offsets(self.at.log + len(seen.log), self.at.metrics + len(seen.metrics))
-        for record in self.records.take(seen.metrics):
-            self.known |= json.loads(record)
-        new = self.lines.take(seen.log)
-        self.last = [*self.last, *new][-LAST_LINES:]
-        return new
+ENDED = ("lost", "absent", "finished")
 
 
 @dataclass
@@ -77,7 +49,7 @@ class _Member:
 
     machine: SSHMachine
     replicas: int = 0
-    reader: _Reader | None = None
+    reader: JobReader | None = None
     """Of the job that keeps its servers, once that was started."""
     host_key: str = ""
     """As it was when its servers were started."""
@@ -88,6 +60,8 @@ class _Member:
     again: float = 0.0
     """When it is looked at next."""
     said: str = ""
+    last: list[str] = field(default_factory=list)
+    """The last lines of servers that have ended there."""
 
     def failed(self) -> None:
         """It is left alone for a while."""
@@ -106,7 +80,7 @@ class EnginePool:
     """The trainer's job."""
     session: MachineSession
     members: list[_Member]
-    links: _Reader
+    links: JobReader
     """Of the job that keeps the connections."""
     _told: str = ""
     """The machines as the trainer's side knows them."""
@@ -155,23 +129,22 @@ class EnginePool:
         return bool(started) and self.ready == sum(member.replicas for member in started) > 0
 
     def _hopeless(self) -> bool:
-        """Whether the servers of all machines have failed to come up."""
-        started = [member.reader for member in self.members if member.reader is not None]
-        return bool(started) and all(reader.state == "finished" for reader in started)
+        """Whether the servers of all machines that were leased have failed to come up."""
+        tried = [member for member in self.members if member.reader or member.last]
+        return bool(tried) and not any(member.reader for member in tried)
 
     def _too_few(self) -> JobFailed:
         said = [f"{member.machine.name}: {member.said}" for member in self.members if member.said]
-        last = next((m.reader.last for m in self.members if m.reader and m.reader.state == "finished"), [])
+        last = next((member.last for member in self.members if member.last), [])
         message = f"serve: {self.ready} servers answer, and {self.config.min_replicas} are needed (engine.min_replicas)"
         return JobFailed("; ".join([message, *said]), tuple(last), mendable=False)
 
     def _advance(self, every_line: bool) -> Iterator[str]:
         """Bring everything one step further."""
-        new = self.links.read()
-        yield from new if every_line else [line for line in new if "reach" in line or "left" in line]
-        if self.links.state in ("lost", "finished", "absent"):
+        yield from self.links.read()
+        if self.links.status.state in ENDED:
             yield from start_leased(self._links_job(), self.session.machine, [self.links.job])
-            self.links.at = None
+            self.links.started_again()
         for member in self.members:
             if time.monotonic() >= member.again:
                 yield from self._advance_member(member, every_line)
@@ -190,33 +163,41 @@ class EnginePool:
             for line in member.reader.read():
                 if every_line:
                     yield f"{name}: {line}"
-            if member.reader.state == "running" and (key := self.key) != member.handed:
+            status = member.reader.status
+            if status.state == "unreachable":
+                raise Unreachable(status.message)
+            if status.state == "running" and (key := self.key) != member.handed:
                 member.machine.hand(member.reader.job, "key.pub", key)
                 member.handed, member.said, member.failures = key, "", 0
-            if member.reader.state in ("lost", "absent", "finished"):
+            if status.state in ENDED:
                 yield from self._lost(member, member.reader)
-        except (MachineError, BadInput) as error:
+        except RolloutsError as error:  # the others go on
             member.failed()
             if str(error) != member.said:
                 member.said = str(error)
-                yield member.said
+                yield f"{member.said}; it is tried again"
 
-    def _lost(self, member: _Member, reader: _Reader) -> Iterator[str]:
+    def _lost(self, member: _Member, reader: JobReader) -> Iterator[str]:
         """Its servers have ended: it was drained, or they are to be started again."""
-        said = f"{member.machine.name}: {reader.message or 'its servers were killed'}"
+        drained = reader.status.exit_status == 0
+        said = "drained" if drained else reader.status.message or "its servers were killed"
         if said != member.said:
             member.said = said
-            yield said
-        if reader.state == "finished" and reader.message == "exited":
+            yield f"{member.machine.name}: {said}"
+        if drained:
             member.machine.unclaim()
         self.session.forget(self._job(member, ""), member.machine)
-        member.reader, member.replicas, member.handed = None, 0, ""
+        member.reader, member.replicas, member.handed, member.last = None, 0, "", reader.last
         member.failed()
 
     def _begin(self, member: _Member) -> Iterator[str]:
         """Lease it, and start its servers."""
         machine = member.machine
         job = service_name(self.chain)
+        there = sum(other.replicas for other in self.members)
+        if there >= self.config.replicas:
+            member.failed()
+            return
         if not machine.is_leased and (reason := machine.try_claim([job])):
             member.failed()
             if reason != member.said:
@@ -224,12 +205,11 @@ class EnginePool:
                 yield reason
             return
         refuse_unfit(machine.name, machine.remote.call("facts"))
-        there = sum(other.replicas for other in self.members)
         on_gpu = self.session.settings.device != "cpu" and bool(machine.gpus)
         member.replicas = replicas_on(self.config, len(machine.gpus) if on_gpu else 0, there, len(self.members))
         if not member.replicas:
-            member.again = float("inf")
-            return
+            machine.unclaim()
+            raise BadInput(f"{machine.name}: its {len(machine.gpus)} GPUs are too few for a server")
         python = yield from self._python(machine, on_gpu)
         path = send_frame(self.segment, self.session, machine)
         placed = self._job(member, path, python)
@@ -239,7 +219,7 @@ class EnginePool:
         except LeaseLapsed:
             machine.unclaim()
             raise
-        member.reader, member.host_key = _Reader(machine, placed.name), machine.remote.host_key()
+        member.reader, member.host_key = JobReader(machine, placed.name), machine.remote.host_key()
         yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) are started"
 
     def _python(self, machine: SSHMachine, on_gpu: bool) -> Any:
@@ -296,7 +276,7 @@ def start_pool(config: EngineConfig, segments: Sequence[Stage], session: Machine
     job = links_job(chain, session)
     session.expect("serve", job, session.machine)
     yield from start_leased(job, session.machine, [job.name])
-    links = _Reader(session.machine, job.name)
+    links = JobReader(session.machine, job.name)
     pool = EnginePool(config, todo[0], chain, session, [_Member(machine) for machine in session.engines], links)
     session.pools[chain] = pool
     session.run.job("serve", session.machine.name, job.name, session.machine.attempt(job.name).log)

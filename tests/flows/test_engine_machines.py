@@ -239,3 +239,23 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
     assert steps[0][rates["host-b"]] > 0 < steps[0][rates["host-c"]]
     assert rates["host-b"] not in steps[-1] and steps[-1][rates["host-c"]] > 0
     assert all(host.idle() for host in three_hosts)
+
+
+@pytest.mark.slow
+def test_servers_that_do_not_come_up_fail_the_run_with_their_last_lines(
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    variables: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    says = tmp_path / "says"
+    says.write_text("#!/bin/sh\necho no kernel image is available for this device\nexit 3\n")
+    says.chmod(0o755)
+    engine = {**ENGINE, "kind": "sglang", "python": str(says)}
+    done = rollouts("run", config_file(sft={"steps": 5}, engine=engine, machine={"device": "cpu"}), **variables)
+    assert done.status == 1
+    assert "0 servers answer, and 1 are needed (engine.min_replicas)" in done.out
+    assert "host-b: replica-0 ended with exit status 3 before it answered, 3 times in a row" in done.out
+    assert "no kernel image is available for this device" in done.out
+    assert all(host.idle() for host in three_hosts)
