@@ -26,8 +26,6 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
     else:
         command += ["--enforce-eager"]
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    if not model.has_weights:
-        command += ["--load-format", "dummy"]
     return {
         "command": [*command, *config.arguments],
         "environment": environment,

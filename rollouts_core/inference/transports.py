@@ -114,7 +114,12 @@ async def load_checkpoint(
     """Have replicas read a Hugging Face model directory that they can see. Returns who failed, and why."""
 
     async def load(replica: Replica) -> None:
-        body = {"model_path": str(place(replica)), "weight_version": str(version), "flush_cache": True}
+        body = {
+            "model_path": str(place(replica)),
+            "load_format": "auto",  # whatever the server began with
+            "weight_version": str(version),
+            "flush_cache": True,
+        }
         try:
             await _post(http, "/update_weights_from_disk", body, replica)
         except EngineRefused as error:

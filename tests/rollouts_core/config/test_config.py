@@ -239,6 +239,7 @@ def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem
             "weight_sync tensor shares memory, and servers are on other machines: use disk",
         ),
         (['engine.machines={"names": ["a"]}', "engine.tensor_parallel=2"], "tensor_parallel is of servers"),
+        (["engine.kind=vllm", 'engine.machines={"names": ["a"]}'], "machines: servers there begin without weights"),
     ],
 )
 def test_what_can_t_be_on_other_machines_is_refused(settings: list[str], problem: str) -> None:
