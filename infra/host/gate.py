@@ -15,13 +15,18 @@ JSON what it wants:
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.host import weight_files
+from infra.host import admission, weight_files
+from infra.host.files import add_record, write_json
 
+KEY = "key.pub"
+"""In the job's directory: the public key of who may come through."""
+LOOK_SECONDS = 1.0
 HELLO_SECONDS = 20.0
 IDLE_SECONDS = 120.0
 LINE = 2**20
@@ -103,6 +108,27 @@ class Gate:
                     file.take(piece)
                     left -= len(piece)
                 return {"problem": file.keep(asked["sha256"])}
+
+
+async def keep_gate(directory: Path, gate: Gate) -> None:
+    """Keep the gate open for a job, and the key that was handed to the job good for it."""
+    place = directory / "gate.json"
+    server = await gate.open(json.loads(place.read_text())["port"] if place.exists() else 0)
+    port = server.sockets[0].getsockname()[1]
+    write_json(place, {"port": port})
+    try:
+        async with server:
+            admitted, until = "", 0.0
+            while True:
+                key = handed.read_text() if (handed := directory / KEY).exists() else ""
+                if key and (key != admitted or time.monotonic() > until):
+                    admission.admit(directory, key, port)
+                    if key != admitted:
+                        add_record(directory / "metrics.jsonl", {"gate": port, "admitted": key})
+                    admitted, until = key, time.monotonic() + admission.RENEW_SECONDS
+                await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        admission.dismiss(directory)
 
 
 async def splice(

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.host.files import write_json, write_text
 from rollouts_core.store.locks import is_held, try_lock
 
 START_DEADLINE = 30.0
@@ -49,8 +50,8 @@ def start(jobs: Path, job: Mapping[str, Any], runner: list[str], environment: Ma
             if not is_held(directory / "lock"):
                 (directory / "cancel").unlink(missing_ok=True)
                 command = [part.format(directory=directory.resolve()) for part in job["command"]]
-                _write_json(directory / "spec.json", job["spec"])
-                _write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
+                write_json(directory / "spec.json", job["spec"])
+                write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
             done = subprocess.run(
                 [*runner, str(directory), str(starting)], input=json.dumps(dict(environment)), timeout=START_DEADLINE,
                 capture_output=True, text=True, pass_fds=[starting],
@@ -122,9 +123,7 @@ def cancel(jobs: Path, name: str, asked_by: str | None = None) -> bool:
 def hand(jobs: Path, name: str, file: str, content: str) -> None:
     """Write a file into a job's directory, whole or not at all; the job may not have begun."""
     (jobs / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-    unfinished = jobs / name / f"{file}.unfinished"
-    unfinished.write_text(content)
-    unfinished.replace(jobs / name / file)
+    write_text(jobs / name / file, content)
 
 
 def running(jobs: Path) -> list[str]:
@@ -169,12 +168,6 @@ def _read(path: Path, offset: int) -> bytes:
             return content.read(READ_AT_ONCE)
     except FileNotFoundError:
         return b""
-
-
-def _write_json(path: Path, value: Any) -> None:
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(json.dumps(value))
-    unfinished.replace(path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

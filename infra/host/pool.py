@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.host.files import add_record, write_json
 from infra.host.gate import LINE, WINDOW, splice
-from infra.host.servers import end_with_parent, free_port, write_json
+from infra.host.servers import end_with_parent, free_port
 from infra.host.ssh_client import client_command
 
 LOOK_SECONDS = 0.5
@@ -95,8 +96,7 @@ def make_key(directory: Path) -> None:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "rollouts", "-f", str(key)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     public = key.with_suffix(".pub").read_text().strip()
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"key": public}) + "\n")
+    add_record(directory / "metrics.jsonl", {"key": public})
 
 
 async def _keep_links(directory: Path, spec: dict[str, Any]) -> None:
@@ -272,8 +272,7 @@ def _tell(directory: Path, spec: dict[str, Any], links: list[Link], said: str) -
         return said
     write_json(directory / "servers.json", told)
     ready = sum(entry["state"] == "ready" for entry in replicas)
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"ready": ready, "of": len(replicas)}) + "\n")
+    add_record(directory / "metrics.jsonl", {"ready": ready, "of": len(replicas)})
     return text
 
 

@@ -8,8 +8,7 @@ that ends, does not answer in time, or is complained about is killed with all it
 `restarts` starts in a row that never came to answer, all of it ends, with that server's last lines.
 
 Decision: where the trainer is on another machine (`gate` in the spec), it comes through one port (see `gate`), with a
-key that this job lets in (see `admission`). When the machine is drained, replicas are told of as leaving, what they
-still generate is ended after `LEAVE_SECONDS`, with its tokens, and all ends well.
+key that this job lets in (see `admission`). A machine that is drained is left (see `draining`).
 
 Decision: a replica is asked something that its scheduler must answer, not its web server alone, and that it answers
 even while generation is paused for new weights.
@@ -31,8 +30,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.host import admission
-from infra.host.gate import Gate
+from infra.host.draining import Drained, until_drained
+from infra.host.files import add_record, write_json
+from infra.host.gate import Gate, keep_gate
 from rollouts_core.store.locks import try_lock
 
 LAST_LINES = 25
@@ -42,15 +42,6 @@ START_LOOK_SECONDS = 0.5
 READY_SECONDS = 10.0
 GRACE = 3.0
 PR_SET_PDEATHSIG = 1
-KEY = "key.pub"
-"""In the job's directory: the public key of who may come through the gate."""
-LEAVE_SECONDS = 30.0
-"""For what is being generated when the machine is drained."""
-ABORT_SECONDS = 5.0
-
-
-class Drained(Exception):
-    """The machine is to be left."""
 
 
 class ServersFailed(Exception):
@@ -114,8 +105,7 @@ async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
 
     def tell() -> None:
         ready = sum(server.state == "ready" for server in servers)
-        with (directory / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"ready": ready, "of": len(servers)}) + "\n")
+        add_record(directory / "metrics.jsonl", {"ready": ready, "of": len(servers)})
         write_json(directory / "servers.json", told())
 
     tell()
@@ -126,46 +116,8 @@ async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
         for server in servers:
             group.create_task(_keep(server, spec, directory / "restarts" / server.name, tell))
         if spec.get("gate"):
-            group.create_task(_keep_gate(directory, Gate(directory, Path(spec["memory"]), told)))
-            group.create_task(_until_drained(Path(spec["gate"]["drained"]), replicas, tell))
-
-
-async def _keep_gate(directory: Path, gate: Gate) -> None:
-    """Keep the gate open, and the key that was handed here good for it."""
-    place = directory / "gate.json"
-    server = await gate.open(json.loads(place.read_text())["port"] if place.exists() else 0)
-    port = server.sockets[0].getsockname()[1]
-    write_json(place, {"port": port})
-    try:
-        async with server:
-            admitted, until = "", 0.0
-            while True:
-                key = handed.read_text() if (handed := directory / KEY).exists() else ""
-                if key and (key != admitted or time.monotonic() > until):
-                    admission.admit(directory, key, port)
-                    if key != admitted:
-                        with (directory / "metrics.jsonl").open("a") as file:
-                            file.write(json.dumps({"gate": port, "admitted": key}) + "\n")
-                    admitted, until = key, time.monotonic() + admission.RENEW_SECONDS
-                await asyncio.sleep(LOOK_SECONDS)
-    finally:
-        admission.dismiss(directory)
-
-
-async def _until_drained(note: Path, replicas: list[Server], tell: Any) -> None:
-    while not note.exists():
-        await asyncio.sleep(LOOK_SECONDS)
-    for replica in replicas:
-        if replica.state == "ready":
-            replica.state = "leaving"
-            _say(replica, f"leaves: the machine is drained; what it generates is ended in {LEAVE_SECONDS:.0f} s")
-    tell()
-    await asyncio.sleep(LEAVE_SECONDS)
-    for replica in replicas:
-        if replica.state == "leaving" and (abort := replica.entry.get("abort")):
-            await asyncio.to_thread(_post, f"{replica.url}{abort['path']}", abort["body"])
-    await asyncio.sleep(ABORT_SECONDS)
-    raise Drained
+            group.create_task(keep_gate(directory, Gate(directory, Path(spec["memory"]), told)))
+            group.create_task(until_drained(Path(spec["gate"]["drained"]), replicas, tell))
 
 
 async def _keep(server: Server, spec: dict[str, Any], complaint: Path, tell: Any) -> None:
@@ -291,16 +243,6 @@ def answers(url: str, seconds: float) -> bool:
         return False
 
 
-def _post(url: str, body: dict[str, Any]) -> None:
-    """What is not heard is ended with the server anyway."""
-    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with (
-        suppress(OSError),
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=ABORT_SECONDS),
-    ):
-        pass
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -358,12 +300,6 @@ def end_with_parent() -> None:
     """Die with the process that watches over this one, however it dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def write_json(path: Path, value: Any) -> None:
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(json.dumps(value))
-    unfinished.replace(path)
 
 
 if __name__ == "__main__":
