@@ -9,7 +9,8 @@ import pytest
 
 from flows.preflight import check_inputs
 from infra.connection.remote import Remote
-from infra.inventory import find_host
+from infra.inventory import find_host, load_inventory
+from infra.machines.doing import doing
 from infra.machines.ssh_machine import SSHMachine
 from rollouts_core.config import MachineConfig
 from rollouts_core.config.loading import from_data
@@ -74,11 +75,11 @@ def test_what_machines_do_and_that_one_is_drained(rollouts: Rollouts, hosts: Hos
     listed = rollouts("machines", "ls", **variables).out.splitlines()
     assert "drained by " in listed[1] and "GPU 0: somebody's run since" in listed[3]
     machine.release()
-    assert rollouts("machines", "drain", "host-a", "--undo", "--json", **variables).json()["drained"] is False
-    write_inventory(tmp_path / "machines.toml", hosts[0], hosts[1], port=2222)
     hosts[1].stop_sshd()
-    told = rollouts("machines", "ls", "--json", **variables).json()
-    assert "refused" in told["host-a"]["doing"]["problem"]
+    told = doing(load_inventory())
+    assert "refused" in told["host-b"].problem and told["host-a"].drained_by
+    assert "may be leased again" in rollouts("machines", "drain", "host-a", "--undo", **variables).out
+    assert doing({"host-a": find_host("host-a")})["host-a"].lines() == ["free"]
 
 
 def test_machines_for_servers_are_looked_at_before_anything_starts(

@@ -157,7 +157,7 @@ def test_a_call_outlasts_a_cut_link(hosts: Hosts) -> None:
     with pytest.raises(Unreachable):
         remote.call("busy", deadline=1.0, patience=0.0)
     hosts[0].mend()
-    assert remote.call("busy") == {"jobs": [], "leases": []}
+    assert remote.call("busy") == {"jobs": [], "leases": [], "servers": {}}
     remote.close()
 
 

@@ -12,9 +12,7 @@ import pytest
 
 from infra.host import jobs
 from infra.machines.ssh_machine import SSHMachine
-from rollouts_core.config import MachineConfig
 from rollouts_core.inference.replicas import Replica, SupervisedServers
-from rollouts_core.store.local import LocalStore
 from tests.conftest import until
 from tests.hosts import HostMachine
 from tests.infra.host.test_servers import SERVER
@@ -106,9 +104,8 @@ def test_a_drained_machine_s_replicas_leave_and_its_servers_end(pool: Pool, monk
     assert all(
         entry["state"] == "leaving" for entry in json.loads((pool.directory / "servers.json").read_text())["replicas"]
     )
-    assert "drained by a test" in SSHMachine(
-        pool.machine.remote, LocalStore(pool.jobs), MachineConfig(kind="ssh", name="host-b"), "another"
-    ).try_claim([])
+    ask = {"token": "another", "who": "another run", "gpus": 0, "among": [], "jobs": []}
+    assert pool.machine.remote.call("acquire", ask=ask) == {"busy": [], "drained": "a test"}
     pool.machine.remote.call("drain", who="a test", undo=True)
 
 
