@@ -35,7 +35,7 @@ pytestmark = pytest.mark.benchmark
 VOCABULARY, CONTEXT = 512, 160
 SIZES: Mapping[str, dict[str, int]] = {
     "3.2M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "135M": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 11, "num_attention_heads": 16},
+    "142M": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 11, "num_attention_heads": 16},
 }
 SYNCS = 6
 PHASES = ("bring", "pause", "send", "verify")
