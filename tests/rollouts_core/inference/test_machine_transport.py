@@ -67,7 +67,6 @@ def weights_in(place: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_transport, "SILENCE_SECONDS", 1.0)
     monkeypatch.setattr(machine_transport, "AGAIN_SECONDS", 0.05)
 
 
@@ -124,7 +123,11 @@ def test_a_machine_that_has_them_is_sent_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_machine_that_is_away_is_left_behind_and_the_others_are_not_held_up(tmp_path: Path) -> None:
+def test_a_machine_that_is_away_is_left_behind_and_the_others_are_not_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_transport, "SILENCE_SECONDS", 2.0)
+
     async def main() -> None:
         async with gates(tmp_path, "a", "b") as machines:
             machines.there["b"] = replace(machines.there["b"], port=0)
