@@ -2,7 +2,9 @@
 
 Decision: an update ends what is being generated and asks for the rest again, behind the tokens that are there. vLLM's
 completions do not say which weights made which token; so no request lives across an update, and each span has the
-version under which it was asked for.
+version under which it was asked for. A request may reach the server behind the pause that should have ended it, and be
+answered under the new weights. So an answer that lived across an update without being ended by it is dropped, and asked
+for again.
 
 Several servers have no router before them: a request goes where its session went, else where the fewest are under way.
 Weights come by files alone. A server must run with VLLM_SERVER_DEV_MODE=1, which opens these calls, and with
@@ -12,6 +14,7 @@ the two together.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -86,6 +89,8 @@ class VLLMEngine:
         self._places: dict[str, tuple[Replica, str]] = {}
         """Of each request under way: where, and under which name."""
         self._unwanted: set[str] = set()
+        self._swaps: Counter[str] = Counter()
+        """How often each replica, by address, was given weights."""
 
     @property
     def weight_version(self) -> int:
@@ -112,7 +117,7 @@ class VLLMEngine:
     async def generate(self, request: GenerationRequest) -> Completion:
         check_request(request, self._limits)
         try:
-            return await ask_until_ended(request, self._ask_once, lambda: request.request_id in self._unwanted)
+            return await ask_until_ended(request, self._ask_once, partial(self._is_unwanted, request))
         finally:
             self._unwanted.discard(request.request_id)
 
@@ -147,14 +152,22 @@ class VLLMEngine:
         self._asked += 1
         rid = f"{request.request_id}~{self._asked}"
         with self._members.chosen(request.session) as replica:
-            began = time.perf_counter()
+            began, swaps = time.perf_counter(), self._swaps[replica.url]
             self._places[request.request_id] = (replica, f"cmpl-{rid}-0")
             try:
                 completion = await self._answer(request, replica, rid)
             finally:
                 self._places.pop(request.request_id, None)
             self._members.answered(replica, len(completion.tokens), time.perf_counter() - began)
-            return completion
+            crossed = self._swaps[replica.url] - swaps
+            if crossed == 0 or (
+                crossed == 1 and completion.finish_reason == "abort" and not self._is_unwanted(request)
+            ):
+                return completion
+            return Completion(request.request_id, (), (), (), "abort")
+
+    def _is_unwanted(self, request: GenerationRequest) -> bool:
+        return request.request_id in self._unwanted
 
     async def _answer(self, request: GenerationRequest, replica: Replica, rid: str) -> Completion:
         version, url = self.weight_version, f"{replica.url}/v1/completions"
@@ -171,6 +184,7 @@ class VLLMEngine:
 
     async def _swap(self, place: Callable[[Replica], Path], replicas: Sequence[Replica]) -> Problems:
         timer, self._open = self._timer, anyio.Event()
+        self._swaps.update(replica.url for replica in replicas)
         try:
             with timer.phase("pause"):
                 problems = await for_each(replicas, partial(self._post, "/pause?mode=abort", {}))
