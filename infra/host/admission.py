@@ -38,7 +38,7 @@ def dismiss(directory: Path) -> None:
 def sweep() -> None:
     """Take out the keys of jobs that do not run any more; a file that is not ours to write has none of ours."""
     file = Path.home() / ".ssh" / "authorized_keys"
-    if not file.exists() or MARK not in file.read_text() or not os.access(file.resolve().parent, os.W_OK):
+    if not os.access(file, os.R_OK) or not os.access(file.resolve().parent, os.W_OK) or MARK not in file.read_text():
         return
     _rewrite(lambda lines: [line for line in lines if MARK not in line or is_held(_directory_in(line) / "lock")])
 

@@ -7,7 +7,7 @@ JSON what it wants:
     {"to": NAME, "start": N}    the connection is the replica's, for as long as that start of it lives
     {"do": ...}                 answered by a line of JSON; more lines may follow
 
-    look                        the replicas, and whether the machine is to be left
+    look                        the replicas; asking keeps the job attended
     restart                     asks for a new start of a replica
     held, put, settle           new weights (see `weight_files`); the bytes follow a `put`
 """

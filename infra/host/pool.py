@@ -177,10 +177,9 @@ async def _converse(link: Link, port: int) -> None:
                 link.problem = ""
             link.port = port
             await _open_doors(link)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    asked = await link.asked.get()
-                    await _asked(reader, writer, asked)
+            await asyncio.sleep(LOOK_SECONDS)
+            while not link.asked.empty():
+                await _asked(reader, writer, link.asked.get_nowait())
     finally:
         writer.close()
 
