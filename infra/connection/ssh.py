@@ -19,7 +19,7 @@ from hashlib import sha256
 import paramiko
 
 from infra.errors import Unreachable
-from infra.host.ssh_client import CONNECT_SECONDS, FAST_CIPHERS, KEEPALIVE_SECONDS, SILENCE_SECONDS
+from infra.host.ssh_client import CONNECT_SECONDS, FAST_CIPHERS, KEEPALIVE_SECONDS, SILENCE_SECONDS, server_name
 from infra.inventory import Host, find_host
 from rollouts_core.errors import BadInput
 
@@ -79,11 +79,6 @@ class Connection:
             self.socket.close()
         if self.through is not None:
             self.through.close()
-
-
-def server_name(host: str, port: int) -> str:
-    """As known-hosts files write it."""
-    return host if port == 22 else f"[{host}]:{port}"
 
 
 def _connect(connection: Connection, host: Host) -> None:

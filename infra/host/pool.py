@@ -25,7 +25,7 @@ from typing import Any
 from infra.host.files import add_record, write_json
 from infra.host.gate import LINE, WINDOW, splice
 from infra.host.servers import end_with_parent, free_port
-from infra.host.ssh_client import client_command
+from infra.host.ssh_client import client_command, server_name
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 10.0
@@ -148,8 +148,7 @@ async def _keep(link: Link, directory: Path) -> None:
 
 async def _connect(machine: Machine, directory: Path, port: int) -> asyncio.subprocess.Process:
     known_hosts = directory / f"known-{machine.name}"
-    listed = machine.host if machine.port == 22 else f"[{machine.host}]:{machine.port}"
-    known_hosts.write_text(f"{listed} {machine.host_key}\n")
+    known_hosts.write_text(f"{server_name(machine.host, machine.port)} {machine.host_key}\n")
     forward = {"ExitOnForwardFailure": "yes", "LocalForward": f"127.0.0.1:{port} 127.0.0.1:{machine.gate}"}
     command = client_command(machine.port, machine.user, known_hosts, directory / KEY, forward)
     return await asyncio.create_subprocess_exec(

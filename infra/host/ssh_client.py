@@ -39,6 +39,11 @@ def client_command(
     return ["ssh", "-F", "none", "-T", "-p", str(port), *(["-l", user] if user else []), *named]
 
 
+def server_name(host: str, port: int) -> str:
+    """As known-hosts files write it."""
+    return host if port == 22 else f"[{host}]:{port}"
+
+
 def kept(text: str) -> str:
     """As it is behind the client's replacement of %h and the like."""
     return text.replace("%", "%%")

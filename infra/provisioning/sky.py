@@ -19,8 +19,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from infra.connection.ssh import server_name
 from infra.errors import MachineError
+from infra.host.ssh_client import server_name
 from infra.inventory import Host
 from rollouts_core.config import MachineConfig
 from rollouts_core.errors import BadInput
