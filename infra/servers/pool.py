@@ -18,6 +18,7 @@ from typing import Any
 
 from infra.errors import JobFailed, LeaseLapsed, Unreachable
 from infra.jobs.follow import LogLine
+from infra.jobs.placing import leased_gpus
 from infra.jobs.reader import JobReader
 from infra.jobs.session import MachineSession
 from infra.jobs.stage_job import job_name, start_leased
@@ -205,12 +206,12 @@ class EnginePool:
                 yield reason
             return
         refuse_unfit(machine.name, machine.remote.call("facts"))
-        on_gpu = self.session.settings.device != "cpu" and bool(machine.gpus)
-        member.replicas = replicas_on(self.config, len(machine.gpus) if on_gpu else 0, there, len(self.members))
+        gpus = leased_gpus(self._on(machine))
+        member.replicas = replicas_on(self.config, gpus, there, len(self.members))
         if not member.replicas:
             machine.unclaim()
             raise BadInput(f"{machine.name}: its {len(machine.gpus)} GPUs are too few for a server")
-        python = yield from self._python(machine, on_gpu)
+        python = yield from self._python(machine, gpus > 0)
         path = send_frame(self.segment, self.session, machine)
         placed = self._job(member, path, python)
         self.session.expect("serve", placed, machine)
@@ -231,8 +232,7 @@ class EnginePool:
             return machine.python
         if self.config.python is not None:
             return self.config.python
-        there = replace(self.session, machine=machine)
-        for built in engine_python(packages_of(self.config.kind, on_gpu), there):
+        for built in engine_python(packages_of(self.config.kind, on_gpu), self._on(machine)):
             if isinstance(built, Path):
                 return str(built)
             yield f"{machine.name}: {built}"
@@ -241,18 +241,18 @@ class EnginePool:
     def _job(self, member: _Member, path: str, python: str = "") -> Job:
         spec, machine = self.segment.spec, member.machine
         assert isinstance(spec, RLSpec), "segments are RL's"
-        on_gpu = self.session.settings.device != "cpu" and bool(machine.gpus)
-        placement = placement_of(
-            len(machine.gpus) if on_gpu else 0,
-            0,
-            replace(self.config, replicas=max(1, member.replicas), min_replicas=1),
-        )
+        placed = replace(self.config, replicas=max(1, member.replicas), min_replicas=1)
+        placement = placement_of(leased_gpus(self._on(machine)), 0, placed)
         place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
         model = ServedModel(path, spec.dtype, spec.max_length, has_weights=False)
         return serve_job(
             self.chain, machine.remote.command("servers", "{directory}"), self.config, model, python, placement,
             f"/dev/shm/rollouts-weights.{place}", f"{machine.remote.work}/drained",
         )  # fmt: skip
+
+    def _on(self, machine: SSHMachine) -> MachineSession:
+        """The session as if that machine were the run's."""
+        return replace(self.session, machine=machine)
 
     def _links_job(self) -> Job:
         return links_job(self.chain, self.session)
