@@ -9,6 +9,7 @@ Decision: both ends compute each bucket's digest. What was damaged on its way is
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +38,12 @@ from rollouts_core.inference.transports import (
     index_text,
     load_checkpoint,
 )
+from rollouts_core.inference.weights import shapes_of
 
-BUCKET_BYTES = 2**28
+PARTS = 8
+LEAST_BYTES, MOST_BYTES = 2**16, 2**28
+"""A bucket is one of about eight parts: sending begins while most of the weights are still to be gathered, and what
+breaks off costs little."""
 PIECE = 2**20
 SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
@@ -54,8 +59,8 @@ def file_transport(config: EngineConfig, fleet: Fleet, memory: Path) -> FileTran
 class MachineTransport:
     """Fits `FileTransport`."""
 
-    def __init__(self, fleet: Fleet, limit: int = BUCKET_BYTES) -> None:
-        self._fleet, self._limit = fleet, limit
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._http = JsonClient()
         self.brought: Mapping[str, Brought] = {}
 
@@ -83,7 +88,7 @@ class MachineTransport:
         await self._http.aclose()
 
     async def _send_all(self, senders: "Sequence[_Sender]", weights: Weights) -> None:
-        pieces = enumerate(buckets(weights, self._limit))
+        pieces = enumerate(buckets(weights, bucket_bytes(weights)))
         files: dict[str, str] = {}
         index: dict[str, str] = {}
         bucket = await to_thread.run_sync(_packed, pieces)
@@ -101,6 +106,12 @@ class MachineTransport:
         async with anyio.create_task_group() as group:
             for sender in senders:
                 group.start_soon(sender.finish, last, files | {INDEX: last.digest})
+
+
+def bucket_bytes(weights: Weights) -> int:
+    """The limit of a bucket of these weights, taken to be float32."""
+    whole = 4 * sum(math.prod(shape) for shape in shapes_of(weights).values())
+    return min(MOST_BYTES, max(LEAST_BYTES, whole // PARTS))
 
 
 class _Bucket:

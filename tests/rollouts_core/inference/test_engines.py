@@ -451,9 +451,9 @@ def process_with(argument: str) -> int:
 
 
 async def under_way(engine: InferenceEngine) -> None:
-    """Until some tokens have been made."""
+    """Until some tokens have been made: as many as of a short answer that was asked for later."""
     if isinstance(engine, EmbeddedEngine):
         for _ in range(12):
             await anyio.lowlevel.checkpoint()
     else:
-        await anyio.sleep(0.25)
+        await engine.generate(request_of("short", max_new_tokens=20))

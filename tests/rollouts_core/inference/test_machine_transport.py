@@ -21,8 +21,13 @@ from rollouts_core.inference.members import Problems
 from rollouts_core.inference.replicas import EngineMachine, Replica, Servers
 
 WEIGHTS = {f"w{number}": torch.full((256,), float(number)) for number in range(6)}
-LIMIT = 2048
-"""Bytes of a bucket: two of the weights."""
+
+
+@pytest.fixture(autouse=True)
+def three_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two weights each."""
+    monkeypatch.setattr(machine_transport, "LEAST_BYTES", 0)
+    monkeypatch.setattr(machine_transport, "PARTS", 3)
 
 
 @dataclass
@@ -53,7 +58,7 @@ async def gates(tmp_path: Path, *names: str) -> AsyncIterator[Machines]:
 
 
 async def bring(machines: Machines, version: int = 1, weights: Any = WEIGHTS) -> tuple[MachineTransport, Problems]:
-    transport = MachineTransport(machines, LIMIT)
+    transport = MachineTransport(machines)
     replicas = [Replica(f"{name}:replica-{number}", "", name) for name in machines.there for number in range(2)]
     try:
         return transport, await transport.bring(replicas, weights, version)
