@@ -24,6 +24,7 @@ from infra.jobs.follow import Lines
 from infra.machines.machine import Machine, Offsets
 from infra.provisioning.provision import reach_machine
 from rollouts_core.metrics.sparkline import sparkline
+from rollouts_core.observe.replica_table import COLUMNS, replica_rows
 from rollouts_core.observe.run_list import find_run
 from rollouts_core.observe.run_records import RunRecord, seconds_so_far
 
@@ -55,11 +56,17 @@ class _Seen:
 
     records: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
+    replicas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By the job that keeps them."""
+    last: dict[str, float] = field(default_factory=dict)
+    """All metrics of the last step."""
 
-    def take(self, record: dict[str, Any]) -> None:
-        if "rollouts" in record:
+    def take(self, job: str, record: dict[str, Any]) -> None:
+        if "replicas" in record:
+            self.replicas[job] = record["replicas"]
+        if "rollouts" in record or "stage" not in record:
             return
-        stage = record["stage"]
+        stage, self.last = record["stage"], record
         self.progress[stage] = record["done"], record["total"]
         training = stage.partition("-")[0]
         shown = {name: record[name] for name in (*CURVES.get(training, ()), *SPEEDS) if name in record}
@@ -84,7 +91,7 @@ def watch_command(options: argparse.Namespace) -> int:
                     followed[name] = _Followed(machine, machine.attempt(job.job).metrics)
             for (_, job_name), one in followed.items():
                 for new in _new(one, job_name):
-                    seen.take(new)
+                    seen.take(job_name, new)
                     if options.json:
                         print(json.dumps(new), flush=True)
             if live:
@@ -119,8 +126,13 @@ def _page(record: RunRecord, seen: _Seen) -> Group:
         for name in CURVES[training]:
             if values := [entry[name] for entry in records if name in entry]:
                 curves.add_row(f"{training} {name}", sparkline(values, WIDTH), f"{values[0]:.4g} → {values[-1]:.4g}")
+    replicas = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for told in seen.replicas.values():
+        for row in replica_rows(told, seen.last):
+            replicas.add_row(*row.values())
     title = Text.assemble((record.run_id, "bold"), f"  {record.state.lower()}  {_age(record)}")
-    return Group(title, stages, curves, Text(_speeds(seen)))
+    shown = [replicas] if replicas.rows and record.state == "Running" else []
+    return Group(title, stages, curves, *shown, Text(_speeds(seen)))
 
 
 def _line(record: RunRecord, seen: _Seen) -> str:

@@ -1,14 +1,17 @@
 """Around every stage's task: its state in the run's record, the cache, the job, and what Prefect shows of it."""
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import task_run
@@ -17,9 +20,10 @@ from prefect.tasks import Task, exponential_backoff
 
 from infra.errors import JobFailed
 from infra.jobs.follow import LogLine
-from infra.jobs.session import Glimpse, MachineSession, Progress
+from infra.jobs.session import Glimpse, MachineSession, Progress, Serving
 from infra.jobs.stage_job import make_in_job, was_found
 from rollouts_core.errors import RolloutsError, StoreUnavailable
+from rollouts_core.observe.replica_table import replica_rows
 from rollouts_core.observe.run_records import StageState
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.explain import explain_stage
@@ -30,6 +34,8 @@ from tasks.showing import show_failure, show_stage
 
 PROGRESS_SECONDS = 2.0
 """Prefect's progress bars are moved at most this often."""
+TABLE_SECONDS = 10.0
+"""The table of replicas is written anew at most this often."""
 
 
 def retry_mends(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
@@ -106,14 +112,17 @@ def make(stage: Stage, chain: Sequence[Stage], session: MachineSession, *inputs:
         made_beside = session.has(stage.artifact)
         for reason in [] if made_beside else _why(stage, session):
             say(stage.name, f"to run: {reason}")
-        bar = _ProgressBar(stage.name)
+        bar, table = _ProgressBar(stage.name), _ReplicaTable(stage.name)
         for event in make_in_job(stage, chain, session):
             match event:
                 case LogLine(text):
                     say(stage.name, text)
                 case Progress(name, done, total, metrics, step):
                     bar.move(done, total)
+                    table.stepped(metrics)
                     announce(StageProgress(name, done, total, metrics, step))
+                case Serving(replicas):
+                    table.changed(replicas)
                 case Glimpse(name, step, rollouts):
                     announce(StageRollouts(name, step, rollouts))
         _show(stage, session)
@@ -190,3 +199,35 @@ class _ProgressBar:
             self._id = created
         else:
             update_progress_artifact(self._id, percent, description=f"{done} of {total}")
+
+
+class _ReplicaTable:
+    """Which replicas generate for a stage, in Prefect: one table, made when there are some and written anew."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._id: UUID | None = None
+        self._replicas: Sequence[Mapping[str, Any]] = ()
+        self._metrics: Mapping[str, float] = {}
+        self._written = -TABLE_SECONDS
+
+    def changed(self, replicas: Sequence[Mapping[str, Any]]) -> None:
+        self._replicas = replicas
+        self._write()
+
+    def stepped(self, metrics: Mapping[str, float]) -> None:
+        self._metrics = metrics
+        if self._replicas and time.monotonic() - self._written >= TABLE_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        rows = replica_rows(self._replicas, self._metrics)
+        with suppress(HTTPError):
+            if self._id is None:
+                description = f"{self._stage}: which replicas generate"
+                created = create_table_artifact(rows, key=f"{self._stage}-replicas", description=description)
+                assert isinstance(created, UUID), "called without an event loop, it returns the id itself"
+                self._id = created
+            else:
+                get_client(sync_client=True).update_artifact(self._id, ArtifactUpdate(data=json.dumps(rows)))

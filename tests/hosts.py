@@ -74,6 +74,17 @@ class HostMachine:
     def mend(self) -> None:
         _ip("link", "set", f"v-{self.namespace}", "up")
 
+    @contextmanager
+    def slow(self, kilobits: int) -> Iterator[None]:
+        """So many a second reach it."""
+        link = ["dev", f"v-{self.namespace}", "root"]
+        rate = ["tbf", "rate", f"{kilobits}kbit", "burst", "16kb", "latency", "400ms"]
+        subprocess.run(["tc", "qdisc", "add", *link, *rate], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["tc", "qdisc", "del", *link], check=True)
+
     def processes(self) -> list[int]:
         found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True)
         return [int(pid) for pid in found.stdout.split()]

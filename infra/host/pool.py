@@ -270,7 +270,8 @@ def _tell(directory: Path, spec: dict[str, Any], links: list[Link], said: str) -
         return said
     write_json(directory / "servers.json", told)
     ready = sum(entry["state"] == "ready" for entry in replicas)
-    add_record(directory / "metrics.jsonl", {"ready": ready, "of": len(replicas)})
+    states = [{**entry, "url": None} for entry in replicas]
+    add_record(directory / "metrics.jsonl", {"ready": ready, "of": len(replicas), "replicas": states})
     return text
 
 

@@ -105,7 +105,8 @@ async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
 
     def tell() -> None:
         ready = sum(server.state == "ready" for server in servers)
-        add_record(directory / "metrics.jsonl", {"ready": ready, "of": len(servers)})
+        states = [{**replica.told(), "url": None} for replica in replicas]
+        add_record(directory / "metrics.jsonl", {"ready": ready, "of": len(servers), "replicas": states})
         write_json(directory / "servers.json", told())
 
     tell()

@@ -42,6 +42,13 @@ class Glimpse:
     rollouts: Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Serving:
+    """The replicas of a pool, told when one of them changes its state."""
+
+    replicas: Sequence[Mapping[str, Any]]
+
+
 Told = Progress | Glimpse
 
 
@@ -63,7 +70,7 @@ class Cursor:
 class Watch(Protocol):
     """Looks after what a job needs on other machines."""
 
-    def look(self) -> Iterator[LogLine]:
+    def look(self) -> Iterator[LogLine | Serving]:
         """What is to be told since the last look; does what is to be done."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from infra.errors import JobFailed, LeaseLapsed, MachineError, Unreachable
 from infra.jobs.follow import LogLine, watching
 from infra.jobs.ranks import meeting, peer_jobs, ranks_of, watch_peers
-from infra.jobs.session import Cursor, Glimpse, MachineSession, Progress, Told, cancel_job
+from infra.jobs.session import Cursor, Glimpse, MachineSession, Progress, Serving, Told, cancel_job
 from infra.machines.machine import Job, JobStatus, Machine, Offsets, new_name
 from infra.machines.ssh_machine import SSHMachine
 from rollouts_core.errors import StoreUnavailable
@@ -56,7 +56,7 @@ class Look:
             self._looked = time.monotonic()
 
 
-def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Told]:
+def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -> Iterator[LogLine | Told | Serving]:
     """Wait for a stage's artifact, made by the job of its chain, which is started unless it runs.
 
     Yields log lines, progress and glimpses as they come. Raises `JobFailed` when the job ended without the artifact.

@@ -20,7 +20,7 @@ from infra.errors import JobFailed, LeaseLapsed, Unreachable
 from infra.jobs.follow import LogLine
 from infra.jobs.placing import leased_gpus
 from infra.jobs.reader import JobReader
-from infra.jobs.session import MachineSession
+from infra.jobs.session import MachineSession, Serving
 from infra.jobs.stage_job import job_name, start_leased
 from infra.machines.check import refuse_unfit
 from infra.machines.machine import Job
@@ -87,6 +87,7 @@ class EnginePool:
     """The machines as the trainer's side knows them."""
     _looked: float = 0.0
     _ready: str = ""
+    _shown: Any = None
 
     def start(self) -> Iterator[str]:
         """Until all servers of the leased machines answer, or as many as are needed when the time is over.
@@ -104,10 +105,13 @@ class EnginePool:
                 return
             time.sleep(LOOK_SECONDS / 4)
 
-    def look(self) -> Iterator[LogLine]:
+    def look(self) -> Iterator[LogLine | Serving]:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         yield from map(LogLine, self._advance(every_line=False))
+        if (replicas := self.links.known.get("replicas")) and replicas != self._shown:
+            self._shown = replicas
+            yield Serving(replicas)
         self._looked = time.monotonic()
 
     def end(self) -> None:

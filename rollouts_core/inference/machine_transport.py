@@ -41,7 +41,7 @@ from rollouts_core.inference.transports import (
 from rollouts_core.inference.weights import shapes_of
 
 PARTS = 8
-LEAST_BYTES, MOST_BYTES = 2**16, 2**28
+MOST_BYTES = 2**28
 """A bucket is one of about eight parts: sending begins while most of the weights are still to be gathered, and what
 breaks off costs little."""
 PIECE = 2**20
@@ -111,7 +111,7 @@ class MachineTransport:
 def bucket_bytes(weights: Weights) -> int:
     """The limit of a bucket of these weights, taken to be float32."""
     whole = 4 * sum(math.prod(shape) for shape in shapes_of(weights).values())
-    return min(MOST_BYTES, max(LEAST_BYTES, whole // PARTS))
+    return min(MOST_BYTES, whole // PARTS)
 
 
 class _Bucket:

@@ -1,12 +1,12 @@
 """Which curves are worth looking at, as data: the report draws them with uPlot, Prefect's pictures with matplotlib."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rollouts_core.metrics.loggers import read_jsonl
+from rollouts_core.observe.replica_bands import rates
 
 Records = Sequence[Mapping[str, Any]]
 Training = Literal["sft", "dpo", "rl"]
@@ -16,9 +16,6 @@ WITHIN_OTHERS = (
     "timing_s/weight_sync",
 )  # fmt: skip
 """Times that are the whole step, or part of one of its phases: they do not add up with these."""
-
-
-RATE = re.compile(r"replicas/.+/tokens_per_second")
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,8 @@ def _parts(records: Records) -> list[tuple[str, Mapping[str, str], bool]]:
 
 def _replicas(records: Records) -> list[Curve]:
     """Of each replica that ever served; nothing while it was away."""
-    names = sorted({name for record in records for name in record if RATE.fullmatch(name)})
     steps = [record["step"] for record in records]
-    return [Curve(str(name.split("/")[1]), steps, [record.get(name, 0.0) for record in records]) for name in names]
+    return [Curve(name, steps, values) for name, values in rates(records).items()]
 
 
 def _curves(metrics: Mapping[str, str], records: Records, others: Records, log_y: bool) -> list[Curve]:

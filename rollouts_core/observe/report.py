@@ -18,6 +18,7 @@ from rollouts_core.observe.assets import asset
 from rollouts_core.observe.charts import charts_of, mean_phases
 from rollouts_core.observe.evaluations import Compared, Evaluated, name_of
 from rollouts_core.observe.provenance import read_made
+from rollouts_core.observe.replica_bands import bands
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.viewer import VIEWER
 
@@ -85,6 +86,7 @@ def write_report(
         samples=_samples([read_jsonl(results / "evaluation" / f"{point}.jsonl") for point in points]),
         stage_times=_shares({stage.name: stage.seconds for stage in record.stages}, record),
         phase_times=_phases(results),
+        replicas=bands(read_jsonl(results / "rl_metrics.jsonl")),
         made=read_made(results),
         viewer=f"{VIEWER}/index.html" if (results / VIEWER).is_dir() else None,
         config=json.dumps(config, indent=2),

@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ import pytest
 
 from infra.connection.remote import Remote
 from infra.inventory import find_host
+from infra.machines.ssh_machine import SSHMachine
+from rollouts_core.config import MachineConfig
 from rollouts_core.metrics.loggers import read_jsonl
+from rollouts_core.store.local import LocalStore
 from tests.conftest import COMMAND_DEADLINE, Done, job_process, until
 from tests.flows.test_remote_run import made, start, variables  # noqa: F401
 from tests.hosts import HostMachine
@@ -96,9 +99,38 @@ class Run:
         replicas = json.loads(told.read_text())["replicas"]
         return {entry["machine"] for entry in replicas if entry["state"] == "ready"}
 
+    def starts(self, machine: str) -> int:
+        """How often its replica has been started."""
+        (told,) = (self.home / "jobs").glob("serve-rl-1-*/servers.json")
+        found = [entry["starts"] for entry in json.loads(told.read_text())["replicas"] if entry["machine"] == machine]
+        return max(found, default=0)
+
+    @contextmanager
+    def sync_under_way(self, number: int) -> Iterator[Path]:
+        """A host's link is so slow that a sync takes seconds; yields where weights arrive, when some have."""
+        host = self.hosts[number]
+        (spec,) = (host.work / "store" / "jobs").glob("serve-rl-1-*/spec.json")
+        memory = Path(json.loads(spec.read_text())["memory"])
+
+        def halfway() -> Path | None:
+            return next((path for path in memory.glob("arriving-*") if len(whole_buckets(path)) > 1), None)
+
+        with host.slow(kilobits=100):
+            yield until(halfway, "a sync", 60.0)
+
     def replicas_of(self, number: int) -> list[int]:
         """The processes of a host's replicas."""
         return [pid for pid in self.hosts[number].processes() if b"serving.replica" in command_line(pid)]
+
+
+def whole_buckets(arriving: Path) -> list[Path]:
+    return [path.with_suffix("") for path in arriving.glob("*.sha256")]
+
+
+def processes_with(*words: bytes) -> list[int]:
+    """Whose command line has all of them."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if all(word in command_line(pid) for word in words)]
 
 
 def ours_on(host: HostMachine) -> list[int]:
@@ -156,6 +188,47 @@ def machine_comes_back_from_draining(run: Run) -> None:
     until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
 
 
+def link_is_cut_during_a_sync(run: Run) -> None:
+    with run.sync_under_way(1):
+        run.hosts[1].cut()
+        time.sleep(12.0)
+        run.hosts[1].mend()
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it is back", 60.0)
+
+
+def sync_is_broken_off_between_buckets(run: Run) -> None:
+    with run.sync_under_way(1) as arriving:
+        before = {path: path.stat().st_mtime_ns for path in whole_buckets(arriving)}
+        for pid in processes_with(b"ssh", run.hosts[1].address.encode(), b"LocalForward"):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(whole_buckets(arriving)) > len(before), "the next bucket", 60.0)
+        assert before.items() <= {path: path.stat().st_mtime_ns for path in whole_buckets(arriving)}.items()
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it is back", 60.0)
+
+
+def weights_are_damaged_behind_their_check(run: Run) -> None:
+    before = run.starts("host-b")
+    with run.sync_under_way(1) as arriving:
+        for file in whole_buckets(arriving):
+            data = file.read_bytes()
+            file.write_bytes(data[: len(data) // 2] + bytes([0x3F, 0xBF]) * (len(data) // 4 + 1))
+    until(lambda: run.starts("host-b") > before, "it is started again", 60.0)
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it is back", 60.0)
+
+
+def replica_is_ten_times_slower(run: Run) -> None:
+    begun, slowed = run.step(), run.replicas_of(1)
+    for _ in range(2000):
+        for number, seconds in ((signal.SIGSTOP, 0.009), (signal.SIGCONT, 0.001)):
+            for pid in slowed:
+                os.kill(pid, number)
+            time.sleep(seconds)
+    lines = [line for line in read_jsonl(run.trainer / "metrics.jsonl") if "done" in line and line["step"] > begun + 3]
+    rates = [f"replicas/{name}:replica-0/tokens_per_second" for name in ("host-b", "host-c")]
+    slow, other = ([line.get(rate, 0.0) for line in lines] for rate in rates)
+    assert 0 < sum(slow) < sum(other) / 2, (slow, other)
+
+
 def all_are_gone_and_back(run: Run) -> None:
     for host in run.hosts[1:]:
         host.reboot()
@@ -186,8 +259,8 @@ def undisturbed() -> dict[str, Any]:
     "fault",
     [
         replica_is_killed, machine_is_rebooted, link_is_cut_for_30_s, trainer_is_killed, orchestrator_is_killed,
-        machine_is_drained,
-        machine_comes_back_from_draining, all_are_gone_and_back,
+        machine_is_drained, machine_comes_back_from_draining, all_are_gone_and_back, link_is_cut_during_a_sync,
+        sync_is_broken_off_between_buckets, weights_are_damaged_behind_their_check, replica_is_ten_times_slower,
     ],
 )  # fmt: skip
 def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
@@ -211,6 +284,31 @@ def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
     assert run.process.returncode == 0, output
     assert made(tmp_path / "store", "rl") == undisturbed
     until(lambda: not any(map(ours_on, three_hosts)), "the ends", 60.0)
+
+
+@pytest.mark.slow
+def test_a_machine_that_was_in_use_joins_when_it_is_free(
+    start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
+    long_run: dict[str, Any],
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    tmp_path: Path,
+) -> None:
+    remote = Remote("host-b", find_host("host-b"), 10.0).open()
+    other = SSHMachine(remote, LocalStore(tmp_path / "other"), MachineConfig(kind="ssh", name="host-b"), "another run")
+    assert other.try_claim([]) == ""
+    config = config_file(**long_run, engine=ENGINE)
+    run = Run(lambda: start("run", config, "--store", tmp_path / "store"), tmp_path / "store", three_hosts)
+    run.at(5)
+    assert run.serving() == {"host-c"}
+    other.release()
+    until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
+    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
+    assert run.process.returncode == 0, output
+    assert "host-b: its GPUs are in use by another run" in output, output
+    lines = [line for line in read_jsonl(run.trainer / "metrics.jsonl") if "done" in line]
+    rate = "replicas/host-b:replica-0/tokens_per_second"
+    assert rate not in lines[0] and lines[-1][rate] > 0
 
 
 @pytest.mark.sglang

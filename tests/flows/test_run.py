@@ -51,7 +51,7 @@ def test_without_a_server_and_with_sft_alone(
 def test_an_orchestrator_killed_leaves_the_job_and_the_next_run_finds_it(
     rollouts: Rollouts, config_file: Callable[..., Path], command_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    config = config_file(sft={"steps": 3000, "log_every": 1}, rl=None)
+    config = config_file(sft={"steps": 2000, "log_every": 1}, rl=None)
     first = begin_run(config, command_environment, tmp_path)
     job = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("sft-*")), None))
     wait_for(lambda: (job / "metrics.jsonl").exists() and len((job / "metrics.jsonl").read_bytes()) > 3000)

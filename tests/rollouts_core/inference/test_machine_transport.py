@@ -26,7 +26,6 @@ WEIGHTS = {f"w{number}": torch.full((256,), float(number)) for number in range(6
 @pytest.fixture(autouse=True)
 def three_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two weights each."""
-    monkeypatch.setattr(machine_transport, "LEAST_BYTES", 0)
     monkeypatch.setattr(machine_transport, "PARTS", 3)
 
 
