@@ -6,9 +6,9 @@ be brought there is taken out, and a new start of it is asked for.
 
 Decision: new weights are brought to a replica's machine while it generates, and it is paused only to load them.
 
-Decision: without a router, a session stays with one replica (highest random weight, which moves few sessions when
-replicas come and go), and everything else goes where it will be answered first: by the requests under way there and by
-how fast that replica has been making tokens. A slow replica gets less by itself.
+Decision: without a router, a request goes where it will be answered first: by the requests under way there and by how
+fast that replica has been making tokens. A slow replica gets less by itself. The requests of a session (a group, an
+episode) follow its first one for as long as that replica serves, since it has their common prefix in its cache.
 """
 
 import statistics
@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from zlib import crc32
 
 import anyio
 
@@ -31,6 +30,8 @@ AGAIN_SECONDS = 10.0
 """Before a replica that could not be given the weights is tried again."""
 SPEED_SHARE = 0.1
 """Of the last request, in the average speed of a replica."""
+SESSIONS = 2**16
+"""That are remembered; those that were not heard of for longest are forgotten."""
 UNSENT = -1
 
 Problems = dict[str, Exception]
@@ -60,6 +61,8 @@ class Members:
         self.current: dict[str, Replica] = {}
         """By address."""
         self._busy: Counter[str] = Counter()
+        self._homes: dict[str, str] = {}
+        """By session, the address of the replica that has it; who was heard of last stands last."""
         self._speeds: dict[str, float] = {}
         """Tokens a second of one request, by address."""
         self._tokens: Counter[str] = Counter()
@@ -94,16 +97,20 @@ class Members:
     def chosen(self, session: str) -> Iterator[Replica]:
         """The replica for a request, which counts as under way there for as long as the block lasts."""
         members = self.serving()
+        replica = self.current.get(self._homes.pop(session, "")) or self._first_to_answer(members)
         if session:
-            replica = max(members, key=lambda member: crc32(f"{member.name}\0{session}".encode()))
-        else:
-            usual = statistics.median(self._speeds.values()) if self._speeds else 1.0
-            replica = min(members, key=lambda m: (self._busy[m.url] + 1) / self._speeds.get(m.url, usual))
+            self._homes[session] = replica.url
+            if len(self._homes) > SESSIONS:
+                del self._homes[next(iter(self._homes))]
         self._busy[replica.url] += 1
         try:
             yield replica
         finally:
             self._busy[replica.url] -= 1
+
+    def _first_to_answer(self, members: Sequence[Replica]) -> Replica:
+        usual = statistics.median(self._speeds.values()) if self._speeds else 1.0
+        return min(members, key=lambda member: (self._busy[member.url] + 1) / self._speeds.get(member.url, usual))
 
     def answered(self, replica: Replica, tokens: int, seconds: float) -> None:
         """A request was: for the shares that replicas get, and for `rates`."""

@@ -305,7 +305,7 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
     until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
     output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
     assert run.process.returncode == 0, output
-    assert "host-b: its GPUs are in use by another run" in output, output
+    assert "waiting for 1 of 1 GPUs of host-b: GPU 0: another run" in output, output
     lines = [line for line in read_jsonl(run.trainer / "metrics.jsonl") if "done" in line]
     rate = "replicas/host-b:replica-0/tokens_per_second"
     assert rate not in lines[0] and lines[-1][rate] > 0

@@ -117,14 +117,14 @@ def test_weights_that_all_refuse_are_told_as_such() -> None:
         bring(Members(Fleet("a"), 1.0), 1, Weights(refused=["a"], error=WeightMismatch("wrong shape")))
 
 
-def shares(members: Members, requests: int, seconds: Callable[[str], float]) -> Counter[str]:
-    """How many of requests under way at once each replica gets, once its speed is known."""
+def shares(members: Members, requests: int, seconds: Callable[[str], float], of_session: int = 0) -> Counter[str]:
+    """How many of requests under way at once each replica gets, once its speed is known; so many make a session."""
     for replica in members.serving():
         members.answered(replica, 100, seconds(replica.name))
     places: Counter[str] = Counter()
     held: list[Any] = []
-    for _ in range(requests):
-        held.append(members.chosen(""))
+    for number in range(requests):
+        held.append(members.chosen(f"group-{number // of_session}" if of_session else ""))
         places[held[-1].__enter__().name] += 1
     for one in held:
         one.__exit__(None, None, None)
@@ -138,6 +138,23 @@ def test_requests_are_shared_out_by_speed() -> None:
     assert places == {"fast": 100, "also": 100, "slow": 10}
 
 
+def test_groups_are_shared_out_by_speed_and_stay_whole() -> None:
+    members = Members(Fleet("fast", "also", "slow"), 1.0)
+    bring(members, 1, Weights())
+    places = shares(members, 210, lambda name: 10.0 if name == "slow" else 1.0, of_session=5)
+    assert places == {"fast": 100, "also": 100, "slow": 10}
+
+
+def test_what_is_remembered_of_sessions_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "SESSIONS", 10)
+    members = Members(Fleet("a", "b"), 1.0)
+    bring(members, 1, Weights())
+    for number in range(100):
+        with members.chosen(f"group-{number}"):
+            pass
+    assert len(members._homes) == 10
+
+
 def test_tokens_of_each_replica_are_told_once() -> None:
     members = Members(Fleet("a", "b"), 1.0)
     bring(members, 1, Weights())
@@ -148,7 +165,7 @@ def test_tokens_of_each_replica_are_told_once() -> None:
 
 @settings(deadline=None)
 @given(st.sets(st.text(min_size=1), max_size=30))
-def test_a_session_stays_and_few_move_when_a_replica_leaves(sessions: set[str]) -> None:
+def test_a_session_stays_while_its_replica_serves(sessions: set[str]) -> None:
     fleet = Fleet("a", "b", "c")
     members = Members(fleet, 1.0)
     bring(members, 1, Weights())
