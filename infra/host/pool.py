@@ -262,7 +262,10 @@ def _tell(directory: Path, spec: dict[str, Any], links: list[Link], said: str) -
     """Write what there is, where that has changed; returns it."""
     replicas = [entry for link in links for entry in link.replicas()]
     machines = [
-        {"name": link.machine.name, "port": link.port, "problem": link.problem, "memory": link.told.get("memory")}
+        {
+            "name": link.machine.name, "address": link.machine.host, "port": link.port, "problem": link.problem,
+            "memory": link.told.get("memory"),
+        }
         for link in links
     ]  # fmt: skip
     told = {"replicas": replicas, "router": None, "memory": spec["memory"], "machines": machines}

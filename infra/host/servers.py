@@ -33,6 +33,7 @@ from typing import Any
 from infra.host.draining import Drained, until_drained
 from infra.host.files import add_record, write_json
 from infra.host.gate import Gate, keep_gate
+from rollouts_core.network import interface_variables
 from rollouts_core.store.locks import try_lock
 
 LAST_LINES = 25
@@ -128,7 +129,7 @@ async def _keep(server: Server, spec: dict[str, Any], complaint: Path, tell: Any
         server.state, server.starts, server.url = "starting", server.starts + 1, f"http://127.0.0.1:{free_port()}"
         server.lines.clear()
         tell()
-        process = await _start(server)
+        process = await _start(server, interface_variables(spec["network"]) if spec.get("network") else {})
         reading = asyncio.create_task(_read_lines(server, process))
         try:
             reason = await _until_ready(server, process, spec["start_seconds"])
@@ -150,7 +151,7 @@ async def _keep(server: Server, spec: dict[str, Any], complaint: Path, tell: Any
             raise ServersFailed(f"{server.name} {reason}, {failures} times in a row. Its last lines:{last}")
 
 
-async def _start(server: Server) -> asyncio.subprocess.Process:
+async def _start(server: Server, network: dict[str, str]) -> asyncio.subprocess.Process:
     port = server.url.rpartition(":")[2]
     ports = {"{port}": port, "{other_port}": str(free_port())}
     command = [ports.get(part, part) for part in server.entry["command"]]
@@ -159,7 +160,7 @@ async def _start(server: Server) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **server.entry["environment"], **_visible(server.entry["devices"])},
+        env={**os.environ, **server.entry["environment"], **network, **_visible(server.entry["devices"])},
         start_new_session=True,
         preexec_fn=end_with_parent,
         limit=2**20,

@@ -34,6 +34,7 @@ from infra.servers.model import ServedModel
 from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig, placement_of
 from rollouts_core.errors import BadInput, RolloutsError
+from rollouts_core.network import own_address
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
@@ -249,10 +250,19 @@ class EnginePool:
         placement = placement_of(leased_gpus(self._on(machine)), 0, placed)
         place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
         model = ServedModel(path, spec.dtype, spec.max_length, has_weights=False)
-        return serve_job(
+        job = serve_job(
             self.chain, machine.remote.command("servers", "{directory}"), self.config, model, python, placement,
             f"/dev/shm/rollouts-weights.{place}", f"{machine.remote.work}/drained",
         )  # fmt: skip
+        network = self._trainer_address(machine) if self.config.weight_sync == "broadcast" else None
+        return replace(job, spec={**job.spec, "network": network})
+
+    def _trainer_address(self, machine: SSHMachine) -> str:
+        """On the network that it has with a machine of servers."""
+        trainer = self.session.machine
+        if isinstance(trainer, SSHMachine):
+            return trainer.remote.host.address or trainer.remote.host.host
+        return own_address(machine.remote.host.address or machine.remote.host.host)
 
     def _on(self, machine: SSHMachine) -> MachineSession:
         """The session as if that machine were the run's."""

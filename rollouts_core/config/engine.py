@@ -52,7 +52,8 @@ class EngineConfig:
     tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
     data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
     weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
-        default="disk", description="How new weights reach SGLang: files in memory, shared tensors, or NCCL."
+        default="disk",
+        description="How new weights reach servers: files in memory, shared tensors (SGLang here), or a broadcast by NCCL.",
     )
     replay_experts: Added[bool] = Field(
         default=False, description="Train each token through the experts that the engine chose for it; of mixtures."
@@ -87,8 +88,6 @@ class EngineConfig:
             problems.append("machines: servers there begin without weights, and vllm takes none then; use sglang")
         if self.machines and self.weight_sync == "tensor":
             problems.append("weight_sync tensor shares memory, and servers are on other machines: use disk")
-        if self.machines and self.weight_sync == "broadcast":
-            problems.append("weight_sync broadcast: not over machines yet; use disk, which sends files over SSH")
         if self.machines and self.kind == "embedded" and self.replay_experts:
             problems.append("replay_experts on other machines needs sglang")
         if self.min_replicas > self.replicas:

@@ -35,6 +35,8 @@ class EngineMachine:
     """Of the loopback here; leads to its gate. 0: it can't be reached now."""
     memory: Path
     """There, for weights on their way."""
+    address: str = ""
+    """Of the machine, on a network that it has with this one."""
 
 
 @dataclass(frozen=True)
@@ -116,5 +118,8 @@ def _servers(said: dict[str, Any]) -> Servers:
         tuple(Replica(entry["name"], entry["url"], entry.get("machine", "")) for entry in ready),
         said.get("router"),
         Path(said["memory"]) if said.get("memory") else None,
-        {entry["name"]: EngineMachine(entry["name"], entry["port"], Path(entry["memory"])) for entry in machines},
+        {
+            entry["name"]: EngineMachine(entry["name"], entry["port"], Path(entry["memory"]), entry.get("address", ""))
+            for entry in machines
+        },
     )

@@ -70,7 +70,7 @@ def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path
     make: dict[str, Any] = {
         "disk": partial(file_transport, config, fleet, memory),
         "tensor": partial(TensorTransport, config.tensor_parallel),
-        "broadcast": partial(BroadcastTransport, config.tensor_parallel),
+        "broadcast": partial(BroadcastTransport, fleet, config.tensor_parallel),
     }
     transport: WeightTransport = make[config.weight_sync]()
     return SGLangEngine(fleet, limits, transport, config.start_minutes * 60, config.min_replicas)

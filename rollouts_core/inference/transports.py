@@ -18,9 +18,9 @@ import io
 import json
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -33,15 +33,17 @@ import torch.multiprocessing
 from anyio import to_thread
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch.distributed import distributed_c10d as c10d
-from torch.distributed.rendezvous import rendezvous
 
+from rollouts_core.concurrency import first_error
 from rollouts_core.errors import EngineError, EngineRefused, EngineUnavailable, WeightMismatch
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Problems, for_each
-from rollouts_core.inference.replicas import Replica
+from rollouts_core.inference.replicas import Fleet, Replica
+from rollouts_core.inference.weight_group import join, leave
+from rollouts_core.network import own_address, use_interface_towards
 
 BUCKET_BYTES = 2**30
+ANSWER_SECONDS = 5.0
 SECONDS = 600.0
 """Deadline of a whole transfer, and of each call in it."""
 
@@ -217,12 +219,15 @@ class TensorTransport:
 
 
 class BroadcastTransport:
-    """One process group of the trainer (rank 0) and all ranks of all replicas, made anew when the replicas change."""
+    """One process group of the trainer (rank 0) and all ranks of all replicas, made anew when the replicas change.
 
-    brought = NOTHING
+    Replicas on other machines meet the trainer at its address on the network that leads to them. When one of them is
+    lost on the way, the others are given the weights once more, without it.
+    """
 
-    def __init__(self, tensor_parallel: int = 1, limit: int = BUCKET_BYTES, address: str = "127.0.0.1") -> None:
-        self._ranks, self._limit, self._address = tensor_parallel, limit, address
+    def __init__(self, fleet: Fleet, tensor_parallel: int = 1, limit: int = BUCKET_BYTES) -> None:
+        self._fleet, self._ranks, self._limit = fleet, tensor_parallel, limit
+        self.brought: Mapping[str, Brought] = {}
         self._http = JsonClient()
         self._members: tuple[str, ...] = ()
         self._group: Any = None
@@ -232,24 +237,49 @@ class BroadcastTransport:
         return {}
 
     async def swap(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+        self.brought = {}
+        problems: Problems = {}
+        for _ in range(2):
+            there = [replica for replica in replicas if replica.name not in problems]
+            failed = await self._try(there, weights, version) if there else ""
+            if not failed:
+                return problems
+            lost = await for_each(there, self._answers)
+            problems |= lost
+            if not lost:
+                break
+        return problems | {replica.name: EngineUnavailable(failed) for replica in replicas}
+
+    async def _try(self, replicas: Sequence[Replica], weights: Weights, version: int) -> str:
+        """Why it failed, if it did."""
         device = next(iter(weights.values())).device
+        began = time.perf_counter()
         try:
-            with anyio.fail_after(SECONDS):
+            with first_error(), anyio.fail_after(SECONDS):
                 await self._meet(replicas, "nccl" if device.type == "cuda" else "gloo")
-                return await self._broadcast(replicas, weights, version)
+                sent = await self._broadcast(replicas, weights, version)
         except (EngineError, RuntimeError, TimeoutError) as error:
             await self._part(replicas)
-            return {replica.name: EngineUnavailable(f"broadcast failed: {error}") for replica in replicas}
+            return f"broadcast failed: {error}"
+        told = Brought(sent, time.perf_counter() - began)
+        self.brought = {replica.machine: told for replica in replicas if replica.machine}
+        return ""
+
+    async def _answers(self, replica: Replica) -> None:
+        await self._http.call("GET", f"{replica.url}/model_info", deadline=ANSWER_SECONDS)
 
     async def aclose(self) -> None:
         self._leave()
         await self._http.aclose()
 
-    async def _broadcast(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
+    async def _broadcast(self, replicas: Sequence[Replica], weights: Weights, version: int) -> int:
+        """Returns the bytes that were sent."""
+        sent = 0
         body: dict[str, Any] = {"group_name": self._name, "load_format": "flattened_bucket"}
         for replica in replicas:
             await _post(self._http, "/begin_weight_update", {}, replica)
         for bucket in buckets(weights, self._limit):
+            sent += sum(tensor.nbytes for tensor in bucket.values())
             flat = torch.cat([tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in bucket.values()])
             described = {
                 "names": list(bucket),
@@ -264,7 +294,7 @@ class BroadcastTransport:
                 await to_thread.run_sync(partial(dist.broadcast, flat, src=0, group=self._group))
         for replica in replicas:
             await _post(self._http, "/end_weight_update", {}, replica)
-        return {}
+        return sent
 
     @property
     def _name(self) -> str:
@@ -277,11 +307,12 @@ class BroadcastTransport:
         await self._part(replicas)
         self._made += 1
         size = 1 + self._ranks * len(replicas)
-        port = _free_port(self._address)
+        address = self._address()
+        port = _free_port(address)
         async with anyio.create_task_group() as calls:
             for number, replica in enumerate(replicas):
                 body = {
-                    "master_address": self._address,
+                    "master_address": address,
                     "master_port": port,
                     "rank_offset": 1 + number * self._ranks,
                     "world_size": size,
@@ -289,8 +320,16 @@ class BroadcastTransport:
                     "backend": backend,
                 }
                 calls.start_soon(_post, self._http, "/init_weights_update_group", body, replica)
-            self._group = await to_thread.run_sync(partial(_join, self._name, self._address, port, size, backend))
+            self._group = await to_thread.run_sync(partial(join, self._name, address, port, 0, size, backend))
         self._members = members
+
+    def _address(self) -> str:
+        machines = self._fleet.ready().machines
+        if not machines:
+            return "127.0.0.1"
+        towards = next(iter(machines.values())).address
+        use_interface_towards(towards)
+        return own_address(towards)
 
     async def _part(self, replicas: Sequence[Replica]) -> None:
         """Leave the group here and there; who cannot be told is gone or will be restarted."""
@@ -307,23 +346,8 @@ class BroadcastTransport:
 
     def _leave(self) -> None:
         if self._group is not None:
-            dist.destroy_process_group(self._group)
+            leave(self._group)
         self._group, self._members = None, ()
-
-
-def _join(name: str, address: str, port: int, size: int, backend: str) -> Any:
-    """A process group beside the default one, as rank 0. torch has no public call for this; its own servers' clients
-    and SGLang make it the same way, and both ends must agree on the store's prefix.
-    """
-    timeout = timedelta(seconds=60)
-    store, rank, size = next(rendezvous(f"tcp://{address}:{port}", 0, size, timeout=timeout))
-    store.set_timeout(timeout)
-    helper: Any = c10d._new_process_group_helper
-    group, _ = helper(
-        size, rank, [], c10d.Backend(backend), c10d.PrefixStore(name, store), group_name=name, timeout=timeout
-    )
-    c10d._world.pg_group_ranks[group] = {member: member for member in range(size)}
-    return group
 
 
 async def _post(http: JsonClient, path: str, body: Any, replica: Replica) -> None:

@@ -23,6 +23,7 @@ from rollouts_core.errors import EngineError, RolloutsError, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import Completion, GenerationRequest, Truncation
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
+from rollouts_core.serving.receiving import Receiver
 from rollouts_core.stages.job import prepare_torch
 from rollouts_core.training.origins import origin_in
 
@@ -57,6 +58,11 @@ def app_for(engine: EmbeddedEngine) -> web.Application:
             web.post("/abort_request", served.abort),
             *(web.post(f"/{name}", _nothing) for name in NOT_NEEDED),
             web.post("/update_weights_from_disk", served.update),
+            web.post("/init_weights_update_group", served.join),
+            web.post("/destroy_weights_update_group", served.leave),
+            web.post("/begin_weight_update", served.begin),
+            web.post("/update_weights_from_distributed", served.take_bucket),
+            web.post("/end_weight_update", served.end),
         ]
     )
     return app
@@ -69,6 +75,9 @@ class _Served:
         self._engine = engine
         self._version = UNSENT
         self._running: set[str] = set()
+        self._receiver = Receiver()
+        self._coming = UNSENT
+        """The version that is being broadcast."""
 
     async def info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": str(self._version)})
@@ -95,6 +104,29 @@ class _Served:
         version = int(body["weight_version"])
         await self._engine.update_weights_from_checkpoint(Path(body["model_path"]), version)
         self._version = version
+        return web.json_response({"success": True})
+
+    async def join(self, request: web.Request) -> web.Response:
+        await self._receiver.join(await request.json())
+        return web.json_response({"success": True})
+
+    async def leave(self, request: web.Request) -> web.Response:
+        self._receiver.leave(await request.json())
+        return web.json_response({"success": True})
+
+    async def begin(self, request: web.Request) -> web.Response:
+        self._receiver.begin()
+        return web.json_response({"success": True})
+
+    async def take_bucket(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self._coming = int(body["weight_version"])
+        await self._receiver.take_bucket(body)
+        return web.json_response({"success": True})
+
+    async def end(self, request: web.Request) -> web.Response:
+        await self._engine.update_weights(self._receiver.taken(), self._coming)
+        self._version = self._coming
         return web.json_response({"success": True})
 
 
@@ -144,7 +176,7 @@ async def _told(request: web.Request, handler: Any) -> web.StreamResponse:
         return answer
     except (WeightMismatch, EngineError, RolloutsError) as error:
         return web.json_response({"error": str(error)}, status=400)
-    except (KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, json.JSONDecodeError) as error:
         return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
 
 

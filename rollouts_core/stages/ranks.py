@@ -7,17 +7,15 @@ Decision: over several machines, each has a job with an agent of its own. Rank 0
 and the partial work; the jobs of the others hold nothing but ranks, and end when the connection to it does.
 """
 
-import fcntl
 import os
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollouts_core.network import use_interface_towards
 from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
 from rollouts_core.stages.stage import Stage, stage_from_data
 
@@ -70,7 +68,7 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
     here = group.processes // group.nodes
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // here)))
     if group.nodes > 1:
-        _use_interface_towards(group.address)
+        use_interface_towards(group.address)
     config = LaunchConfig(
         min_nodes=group.nodes, max_nodes=group.nodes, nproc_per_node=here, run_id="rollouts",
         rdzv_backend="static" if group.nodes > 1 else "c10d", rdzv_configs={"rank": group.node},
@@ -112,21 +110,3 @@ def help_rank_zero(ranks: Any) -> None:
         own = backend_of(stage, origin.blank(), shared, origin)
         assert isinstance(own, PyTorchTrainingBackend), "rank 0 alone has the other kind"
         message = serve(shared, own)
-
-
-SIOCGIFADDR = 0x8915
-
-
-def _use_interface_towards(address: str) -> None:
-    """Have gloo and NCCL talk over the network of the group; by themselves they take the host's name for it. IPv4."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        own = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == own:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

@@ -312,7 +312,9 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
 
 
 @pytest.mark.sglang
+@pytest.mark.parametrize("weight_sync", ["disk", "broadcast"])
 def test_real_servers_on_two_machines_and_one_of_them_is_drained(
+    weight_sync: str,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     config_file: Callable[..., Path],
     three_hosts: Hosts,
@@ -320,6 +322,7 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
 ) -> None:
     """The trainer is on a third. What SGLang says its log-probabilities are is what the trainer computes."""
     engine = {**ENGINE, "kind": "sglang", "python": engine_python("sglang"), "start_minutes": 5.0}
+    engine |= {"weight_sync": weight_sync}
     parts = {**LONG_RUN, "rl": {"steps": 60, "steps_per_segment": 60, "batch_size": 8}, "engine": engine}
     parts["machine"] = {"kind": "ssh", "name": "host-a", "device": "cpu"}
     home = three_hosts[0].work / "store"

@@ -54,7 +54,8 @@ def main(device: str) -> None:
         with running_servers(place, config, served, gpus=int(device == "cuda")) as servers:
             tell("SGLang's start", f"{time.perf_counter() - began:.0f} s")
             ways: dict[str, Callable[[], WeightTransport]] = {
-                "disk": lambda: DiskTransport(Path(memory)), "tensor": TensorTransport, "broadcast": BroadcastTransport,
+                "disk": lambda: DiskTransport(Path(memory)), "tensor": TensorTransport,
+                "broadcast": lambda: BroadcastTransport(SupervisedServers(servers.directory)),
             }  # fmt: skip
             for version, (way, make) in enumerate(ways.items(), 1):
                 anyio.run(_measure, servers.directory, model, way, make(), version, answer, count)

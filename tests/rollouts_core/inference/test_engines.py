@@ -388,15 +388,13 @@ def test_memory_is_given_away_and_taken_back(served: Served) -> None:
 @pytest.mark.parametrize("transport", ["disk", "tensor", "broadcast"])
 def test_every_transport_gives_the_same_weights(transport: str, sglang_server: RunningServers, tmp_path: Path) -> None:
     """In several buckets: the limit is a few parameters."""
-    limit = 20_000
+    limit, fleet = 20_000, SupervisedServers(sglang_server.directory)
     made: Mapping[str, Callable[[], Any]] = {
         "disk": lambda: DiskTransport(tmp_path, limit),
         "tensor": lambda: TensorTransport(1, limit),
-        "broadcast": lambda: BroadcastTransport(1, limit),
+        "broadcast": lambda: BroadcastTransport(fleet, 1, limit),
     }
-    served = Served(
-        "sglang", lambda: SGLangEngine(SupervisedServers(sglang_server.directory), limits(), made[transport]())
-    )
+    served = Served("sglang", lambda: SGLangEngine(fleet, limits(), made[transport]()))
 
     async def twice(engine: InferenceEngine) -> Completion:
         await engine.update_weights(weights_of(served_model(7)), 2)
