@@ -53,7 +53,7 @@ class EngineConfig:
     data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
     weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
         default="disk",
-        description="How new weights reach servers: files in memory, shared tensors (SGLang here), or a broadcast by NCCL.",
+        description="How new weights reach servers: files in memory, shared tensors (SGLang), or a broadcast (NCCL).",
     )
     replay_experts: Added[bool] = Field(
         default=False, description="Train each token through the experts that the engine chose for it; of mixtures."
