@@ -20,6 +20,7 @@ from tasks.pages import listing
 from tasks.provision import provision
 from tasks.report import report
 from tasks.run import recording
+from tasks.serve import serve_evaluation
 from tasks.showing import show_plan
 from tasks.sync import sync
 from tasks.tokenize import tokenize
@@ -67,8 +68,9 @@ def _evaluated(config: PipelineConfig, against: str | None) -> RunRecord:
         bootstrap(machine)
         data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         there = [point for point in stages.evaluate if all(map(machine.has, point.inputs.values()))]
-        for point in there:
-            evaluate(point, there, data, machine)
+        with serve_evaluation(config.evaluation.engine, there, machine):
+            for point in there:
+                evaluate(point, there, data, machine)
         stages = replace(stages, evaluate=tuple(there))
         results = sync(stages, None, machine, config.results, outputs_of(config))
         return report(config, stages, machine, results, against)

@@ -22,7 +22,7 @@ from tasks.push import push
 from tasks.report import report
 from tasks.rl import rl
 from tasks.run import recording
-from tasks.serve import serve
+from tasks.serve import serve, serve_evaluation
 from tasks.sft import sft
 from tasks.showing import show_plan
 from tasks.stage_task import ArtifactRef
@@ -62,8 +62,9 @@ def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) 
             for segment in stages.rl:
                 policy = rl(segment, stages.rl, policy, machine)
                 beside += [evaluate.submit(point, [point], data, machine) for point in stages.during_rl(segment)]
-        for point in stages.after_training:
-            evaluate(point, stages.after_training, data, machine)
+        with serve_evaluation(config.evaluation.engine, stages.after_training, machine):
+            for point in stages.after_training:
+                evaluate(point, stages.after_training, data, machine)
         for evaluated in beside:
             evaluated.result()
         results = sync(stages, policy, machine, config.results, outputs)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables
 from infra.servers.capacity import replicas_on
-from rollouts_core.config import PipelineConfig, TokenizationConfig
+from rollouts_core.config import EngineConfig, PipelineConfig, TokenizationConfig
 from rollouts_core.config.algorithms import CustomAlgorithm
 from rollouts_core.config.placement import gpus_of_server
 from rollouts_core.environments.registry import check_environment, load_environment
@@ -98,7 +98,9 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks.append(partial(check_hub, config.results))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
-    checks += [partial(_check_engine_machines, config)] if config.rl and config.engine.machines else []
+    checks += [partial(_check_engine_machines, config, "engine", config.engine)] if config.rl else []
+    if (engine := config.evaluation.engine) is not None:
+        checks.append(partial(_check_engine_machines, config, "evaluation.engine", engine))
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
         try:
@@ -123,10 +125,11 @@ def _check_environment(config: PipelineConfig) -> None:
         check_environment(environment)
 
 
-def _check_engine_machines(config: PipelineConfig) -> None:
+def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineConfig) -> None:
     """Raises `BadInput` where a machine is not known or does not fit, or all together have too little room."""
-    engine, asked = config.engine, config.engine.machines
-    assert asked is not None, "asked where there are some"
+    asked = engine.machines
+    if asked is None:
+        return
     hosts = engine_hosts(asked, (config.machine.name, *config.machine.peers))
     room = 0
     for host in hosts.values():
@@ -134,7 +137,7 @@ def _check_engine_machines(config: PipelineConfig) -> None:
         room += replicas_on(engine, gpus, room, len(hosts))
     if room < engine.min_replicas:
         raise BadInput(
-            f"engine.min_replicas: {', '.join(hosts)} have room for {room} servers of {gpus_of_server(engine)} GPUs, "
+            f"{field}.min_replicas: {', '.join(hosts)} have room for {room} servers of {gpus_of_server(engine)} GPUs, "
             f"and {engine.min_replicas} are needed"
         )
 

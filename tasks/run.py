@@ -9,7 +9,9 @@ from rollouts_core.housekeeping.gc import wait_for_gc
 from rollouts_core.housekeeping.refresh import discard_stages, stages_to_refresh
 from rollouts_core.observe.runs import RunLog, open_run
 from rollouts_core.stages.plan import Plan
+from rollouts_core.stages.specs import servers_of
 from rollouts_core.store.store import Store
+from tasks.serve import EVALUATION
 
 
 @contextmanager
@@ -47,7 +49,9 @@ def planned_stages(stages: Plan, machine: MachineConfig) -> list[tuple[str, str 
         ("bootstrap", environment_artifact().key if machine.kind == "local" else None),
         *((stage.name, stage.key) for stage in before),
         ("serve", None),
-        *((stage.name, stage.key) for stage in after),
+        *((stage.name, stage.key) for stage in after if stage.kind == "rl"),
+        *([(EVALUATION, None)] if any(servers_of(stage.spec) for stage in stages.evaluate) else []),
+        *((stage.name, stage.key) for stage in after if stage.kind == "evaluate"),
         ("sync", None),
         ("report", None),
     ]

@@ -18,10 +18,12 @@ from rollouts_core.config import EngineConfig
 from rollouts_core.stages.stage import Stage
 from tasks.stage_task import WAITING_TASK, recorded, run_name, say
 
+EVALUATION = "serve-evaluation"
+
 
 @contextmanager
 def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> Iterator[None]:
-    serve_task(config, segments, machine)
+    serve_task(config, segments, machine, "serve")
     try:
         yield
     finally:
@@ -29,13 +31,26 @@ def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSessi
             end_servers(segments, machine)
 
 
+@contextmanager
+def serve_evaluation(config: EngineConfig | None, points: Sequence[Stage], machine: MachineSession) -> Iterator[None]:
+    """Where evaluation has servers of its own."""
+    if config is None or not config.has_servers or not points:
+        yield
+        return
+    serve_task(config, points, machine, EVALUATION)
+    try:
+        yield
+    finally:
+        end_servers(points, machine)
+
+
 @task(name="serve", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
-def serve_task(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> State[Any]:
-    with recorded(machine.run, "serve"):
+def serve_task(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession, name: str) -> State[Any]:
+    with recorded(machine.run, name):
         if not config.has_servers:
             return Completed(name="Embedded", message="the embedded engine runs inside the RL job")
         if all(machine.has(segment.artifact) for segment in segments):
-            return Completed(name="NotNeeded", message="nothing is to be generated: all segments are in the store")
+            return Completed(name="NotNeeded", message="nothing is to be generated: all of it is in the store")
         for line in start_servers(config, segments, machine):
-            say("serve", line)
+            say(name, line)
         return Completed(name="Serving", message=f"{config.replicas} {config.kind} server(s) answer")

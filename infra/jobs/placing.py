@@ -6,7 +6,7 @@ from infra.jobs.session import MachineSession
 from rollouts_core.config import Placement, placement_of
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.ranks import processes_of
-from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.specs import EvaluateSpec, servers_of
 from rollouts_core.stages.stage import Stage
 
 
@@ -24,9 +24,11 @@ def refuse_unplaceable(stages: Iterable[Stage], session: MachineSession) -> None
 
 def placement_for(stage: Stage, session: MachineSession) -> Placement:
     """Of the stage's ranks and servers, on the machine of rank 0. Raises `BadInput` where they do not fit."""
-    ranks = processes_of(stage) // (1 + len(session.peers))
-    beside = isinstance(stage.spec, RLSpec) and not stage.spec.engine.machines
-    engine = stage.spec.engine if isinstance(stage.spec, RLSpec) and beside else None
+    engine = servers_of(stage.spec)
+    alone = engine is not None and isinstance(stage.spec, EvaluateSpec)
+    ranks = 0 if alone else processes_of(stage) // (1 + len(session.peers))
+    if engine is not None and engine.machines:
+        engine = None
     try:
         return placement_of(leased_gpus(session), ranks, engine)
     except ValueError as error:

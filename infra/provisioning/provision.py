@@ -29,11 +29,11 @@ from infra.machines.ssh_machine import SSHMachine
 from infra.provisioning.claim import claim_all
 from infra.provisioning.provider import Provider
 from infra.provisioning.sky import SkyPilot
-from rollouts_core.config import EngineConfig, MachineConfig
+from rollouts_core.config import EngineConfig, EngineMachines, MachineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
-from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.specs import servers_of
 from rollouts_core.store.store import Store
 
 logger = logging.getLogger("rollouts.machines")
@@ -64,8 +64,8 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
             jobs = [job_name(chain) for chain in plan.chains]
             yield from session.machine.claim(jobs)
             refuse_unplaceable(todo, session)
-            session, config = _with_engines(session, plan, settings.name)
-            yield from claim_all([], jobs, settings.wait_hours, session.engines, config)
+            session, engines, config = _with_engines(session, plan, settings.name)
+            yield from claim_all([], jobs, settings.wait_hours, engines, config)
         yield session
         return
     passed_variables(settings)
@@ -84,9 +84,9 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     jobs = [job_name(chain) for chain in plan.chains]
     session = MachineSession(machine, store, settings, run, peers=tuple(peers))
     if chosen.missing:
-        session, config = _with_engines(session, plan, machine.name, *settings.peers)
-        if peers or session.engines:
-            yield from claim_all([machine, *peers], jobs, settings.wait_hours, session.engines, config)
+        session, engines, config = _with_engines(session, plan, machine.name, *settings.peers)
+        if peers or engines:
+            yield from claim_all([machine, *peers], jobs, settings.wait_hours, engines, config)
         else:
             yield from machine.claim(jobs)
         refuse_unplaceable((stage for chain in plan.chains for stage in chain), session)
@@ -98,23 +98,31 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
 
 def _with_engines(
     session: MachineSession, plan: Plan, *taken: str | None
-) -> tuple[MachineSession, EngineConfig | None]:
-    """With the machines that may have servers, given back with the run; none where RL needs none.
+) -> tuple[MachineSession, list[SSHMachine], EngineConfig | None]:
+    """With the machines that may have servers for RL or for evaluation, given back with the run. Those of the first
+    that is still to be made are leased with the trainer; they are told apart, with its config.
 
     Raises `BadInput` where no machine of the inventory fits.
     """
-    todo = [segment for segment in plan.rl if not session.has(segment.artifact)]
-    spec = todo[0].spec if todo else None
-    if not isinstance(spec, RLSpec) or spec.engine.machines is None:
-        return session, None
-    engines = []
-    for name, host in engine_hosts(spec.engine.machines, taken).items():
-        gpus = host.gpus if spec.engine.machines.gpus is None else spec.engine.machines.gpus
-        settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
-        machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, _who(session.run))
-        session.run.endings.note(f"what is leased on {name}", partial(_release_engine, machine))
-        engines.append(machine)
-    return replace(session, engines=tuple(engines)), spec.engine
+    todo = [stage for stage in (*plan.rl, *plan.after_training) if not session.has(stage.artifact)]
+    configs = [config for stage in todo if (config := servers_of(stage.spec)) is not None and config.machines]
+    engines: dict[str, SSHMachine] = {}
+    first: list[SSHMachine] = []
+    for config in configs:
+        assert config.machines is not None, "asked above"
+        hosts = engine_hosts(config.machines, taken)
+        for name in hosts.keys() - engines.keys():
+            engines[name] = _engine_machine(name, hosts[name], config.machines, session)
+        first = first or [engines[name] for name in hosts]
+    return replace(session, engines=tuple(engines.values())), first, configs[0] if configs else None
+
+
+def _engine_machine(name: str, host: Host, asked: EngineMachines, session: MachineSession) -> SSHMachine:
+    gpus = host.gpus if asked.gpus is None else asked.gpus
+    settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
+    machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, _who(session.run))
+    session.run.endings.note(f"what is leased on {name}", partial(_release_engine, machine))
+    return machine
 
 
 def _release_engine(machine: SSHMachine) -> None:

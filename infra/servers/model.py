@@ -1,8 +1,12 @@
 """The model that servers are started with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infra.jobs.session import MachineSession
 from rollouts_core.config import Dtype
+from rollouts_core.errors import BadInput
+from rollouts_core.stages.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -14,3 +18,19 @@ class ServedModel:
     max_length: int
     has_weights: bool = True
     """Whether they are there to be loaded; otherwise the servers begin with any."""
+
+
+def to_serve(stages: Sequence[Stage], session: MachineSession) -> list[Stage]:
+    """Those still to be made, one with a model's files first: servers begin with the files of the first.
+
+    Raises `BadInput` where none has any, which is evaluation of nothing but a model made from scratch.
+    """
+    todo = [stage for stage in stages if not session.has(stage.artifact)]
+    todo.sort(key=lambda stage: not _has_files(stage))
+    if not _has_files(todo[0]):
+        raise BadInput("evaluation.engine: a model from scratch has no files that servers could begin with; train it")
+    return todo
+
+
+def _has_files(stage: Stage) -> bool:
+    return "policy" in stage.inputs or "model" in stage.external

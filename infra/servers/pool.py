@@ -24,18 +24,19 @@ from infra.jobs.session import MachineSession, Serving
 from infra.jobs.stage_job import job_name, start_leased
 from infra.machines.check import refuse_unfit
 from infra.machines.machine import Job
+from infra.machines.requirements import engine_hosts
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.engine import engine_python, host_command
 from infra.python_envs.trainer import prepare_environment
 from infra.servers.capacity import replicas_on
 from infra.servers.frame import send_frame
 from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, serve_job, service_name
-from infra.servers.model import ServedModel
+from infra.servers.model import ServedModel, to_serve
 from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig, placement_of
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.network import own_address
-from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.specs import EvaluateSpec, RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
 
@@ -245,7 +246,7 @@ class EnginePool:
 
     def _job(self, member: _Member, path: str, python: str = "") -> Job:
         spec, machine = self.segment.spec, member.machine
-        assert isinstance(spec, RLSpec), "segments are RL's"
+        assert isinstance(spec, RLSpec | EvaluateSpec), "nothing else has servers"
         placed = replace(self.config, replicas=max(1, member.replicas), min_replicas=1)
         placement = placement_of(leased_gpus(self._on(machine)), 0, placed)
         place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
@@ -285,13 +286,15 @@ def start_pool(config: EngineConfig, segments: Sequence[Stage], session: Machine
 
     Raises `JobFailed` with a server's last lines when too few come up.
     """
-    todo = [segment for segment in segments if not session.has(segment.artifact)]
-    chain = job_name(segments)
+    assert config.machines is not None, "a pool is on other machines"
+    chain, asked = job_name(segments), engine_hosts(config.machines, ())
+    segment = to_serve(segments, session)[0]
     job = links_job(chain, session)
     session.expect("serve", job, session.machine)
     yield from start_leased(job, session.machine, [job.name])
     links = JobReader(session.machine, job.name)
-    pool = EnginePool(config, todo[0], chain, session, [_Member(machine) for machine in session.engines], links)
+    members = [_Member(machine) for machine in session.engines if machine.name in asked]
+    pool = EnginePool(config, segment, chain, session, members, links)
     session.pools[chain] = pool
     session.run.job("serve", session.machine.name, job.name, session.machine.attempt(job.name).log)
     yield from pool.start()

@@ -13,12 +13,12 @@ from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.engine import engine_python, host_command
 from infra.servers.job import serve_job
-from infra.servers.model import ServedModel
+from infra.servers.model import ServedModel, to_serve
 from infra.servers.packages import packages_of
 from infra.servers.pool import end_pool, start_pool
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
-from rollouts_core.stages.specs import RLSpec
+from rollouts_core.stages.specs import EvaluateSpec, RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
 from rollouts_core.store.manifest import FILES
@@ -34,8 +34,8 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     if config.machines is not None:
         yield from start_pool(config, segments, session)
         return
-    todo = [segment for segment in segments if not session.has(segment.artifact)]
     machine, chain = session.machine, job_name(segments)
+    todo = to_serve(segments, session)
     yield from machine.supply(todo)
     python = config.python or (yield from _built(config.kind, session))
     place = key_of({"home": machine.places["home"], "job": chain})[:16]
@@ -72,7 +72,7 @@ def served_model(segment: Stage, session: MachineSession) -> ServedModel:
     Raises `BadInput` where jobs have their artifacts at a URL and not on their machine.
     """
     spec = segment.spec
-    assert isinstance(spec, RLSpec), "segments are RL's"
+    assert isinstance(spec, RLSpec | EvaluateSpec), "nothing else has servers"
     if policy := segment.inputs.get("policy"):
         if session.store.url is not None and isinstance(session.machine, SSHMachine):
             raise BadInput("engine.kind: servers on another machine need its own store; set store.url to null")

@@ -2,6 +2,7 @@
 
 from pydantic import Field, model_validator
 
+from rollouts_core.config.engine import EngineConfig
 from rollouts_core.config.sampling import MinP, Stop, TopK, TopP, truncations
 from rollouts_core.config.schema import Added, Operational, or_raise, part
 
@@ -25,6 +26,9 @@ class EvaluationConfig:
     failures_allowed: float = Field(
         default=0.01, ge=0, le=1, description="Share of answers that may fail, or fail to be scored."
     )
+    engine: Added[EngineConfig | None] = Field(
+        default=None, description="What answers; null: the embedded engine, in the evaluation's own process."
+    )
     during_rl: Operational[bool] = Field(
         default=False, description="Also the policy of each RL segment, while the next one is trained."
     )
@@ -37,6 +41,8 @@ class EvaluationConfig:
             for k in self.pass_at
             if not 1 <= k <= self.samples_per_prompt
         ]
+        if self.during_rl and self.engine is not None and self.engine.has_servers:
+            problems.append("during_rl: evaluations beside RL are answered by the embedded engine; leave out engine")
         if self.samples_per_prompt > 1 and not self.temperature:
             problems.append(f"samples_per_prompt {self.samples_per_prompt}: greedy answers are all the same")
         if not self.temperature:

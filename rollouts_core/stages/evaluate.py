@@ -22,8 +22,9 @@ from rollouts_core.evaluation.journal import EvaluationJournal
 from rollouts_core.evaluation.report import EvaluationReport, report_of
 from rollouts_core.evaluation.results import Result, write_results
 from rollouts_core.evaluation.run import EvaluationSettings, evaluate_prompts
-from rollouts_core.inference.engine import Completion, GenerationRequest, Truncation
-from rollouts_core.inference.registry import embedded_engine
+from rollouts_core.inference.engine import Completion, GenerationRequest, InferenceEngine, Truncation
+from rollouts_core.inference.registry import embedded_engine, engine_for
+from rollouts_core.inference.weights import stored
 from rollouts_core.rewards.functions import load_reward
 from rollouts_core.rewards.scoring import ScoringSettings
 from rollouts_core.rollout.answers import answer_of
@@ -33,7 +34,8 @@ from rollouts_core.rollout.outcomes import answer_group_member
 from rollouts_core.rollout.settings import RolloutConfig
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.policies import first_policy
-from rollouts_core.stages.specs import EvaluateSpec
+from rollouts_core.stages.specs import EvaluateSpec, servers_of
+from rollouts_core.stages.stage import Stage
 from rollouts_core.stages.workspace import Work
 from rollouts_core.types import Prompt, Sample
 
@@ -83,7 +85,7 @@ async def _results(
     work: Work, spec: EvaluateSpec, tokenizer: Any, prompts: Sequence[Prompt], acting: Acting | None
 ) -> list[Result]:
     wanted, location = spec.evaluation, work.stage.external["score"].location
-    engine = embedded_engine(EngineConfig(), first_policy(work, spec, tokenizer), tokenizer, spec.max_length)
+    engine = await _engine(work, spec, tokenizer)
     config = RolloutConfig(
         batch_size=len(prompts),
         n_samples_per_prompt=wanted.samples_per_prompt,
@@ -116,7 +118,29 @@ async def _results(
         scoring=ScoringSettings(location, wanted.reward_seconds),
     )
     journal = EvaluationJournal(work.scratch)
-    return await evaluate_prompts(prompts, answer, to_samples, settings, journal, tell)
+    try:
+        return await evaluate_prompts(prompts, answer, to_samples, settings, journal, tell)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await engine.aclose()
+
+
+async def _engine(work: Work, spec: EvaluateSpec, tokenizer: Any) -> InferenceEngine:
+    """With the policy's weights. Servers are those of all the job's policies, one after the other."""
+    config = servers_of(spec)
+    if config is None:
+        return embedded_engine(
+            spec.evaluation.engine or EngineConfig(), first_policy(work, spec, tokenizer), tokenizer, spec.max_length
+        )
+    model = first_policy(work, spec, tokenizer, "cpu")
+    engine = engine_for(config, model, tokenizer, spec.max_length, work.session.servers)
+    await engine.update_weights(stored(model), _version(work.stage))
+    return engine
+
+
+def _version(stage: Stage) -> int:
+    """Another one for each policy, so that nothing of the one before can be taken for it."""
+    return int(stage.key[:8], 16)
 
 
 def _refuse_failures(report: EvaluationReport, samples: int, allowed: float) -> None:

@@ -8,11 +8,12 @@ from rollouts_core.stages.workspace import Work
 from rollouts_core.training.origins import Origin, origin_in, scratch_origin
 
 
-def first_policy(work: Work, spec: DPOSpec | RLSpec | EvaluateSpec, tokenizer: Any) -> Any:
-    """The policy of an input artifact; without one the config's model, before any training."""
+def first_policy(work: Work, spec: DPOSpec | RLSpec | EvaluateSpec, tokenizer: Any, device: str = "") -> Any:
+    """The policy of an input artifact; without one the config's model, before any training. By default on the job's
+    device."""
     if "policy" in work.inputs:
-        return origin_in(work.inputs["policy"] / "policy", spec.dtype).whole(work.device)
-    return model_origin(work, spec, tokenizer).whole(work.device)
+        return origin_in(work.inputs["policy"] / "policy", spec.dtype).whole(device or work.device)
+    return model_origin(work, spec, tokenizer).whole(device or work.device)
 
 
 def trained_origin(work: Work, spec: SFTSpec | DPOSpec | RLSpec, tokenizer: Any) -> Origin:

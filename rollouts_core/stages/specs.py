@@ -100,4 +100,16 @@ class EvaluateSpec:
     max_length: int
 
 
+def servers_of(spec: "Spec") -> EngineConfig | None:
+    """The engine whose servers are beside the stage's job; None where it needs none."""
+    match spec:
+        case RLSpec():
+            engine: EngineConfig | None = spec.engine
+        case EvaluateSpec():
+            engine = spec.evaluation.engine
+        case _:
+            engine = None
+    return engine if engine is not None and engine.has_servers else None
+
+
 Spec = TokenizeSpec | TokenizePartSpec | SFTSpec | DPOSpec | RLSpec | EvaluateSpec

@@ -287,6 +287,28 @@ def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
+def test_evaluation_by_servers_on_other_machines_gives_the_answers_of_one_machine(
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    variables: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Of a model from scratch, which has no files, and of two that were trained. RL uses the same machines before."""
+    machine = {"device": "cpu", "environment": ["OMP_NUM_THREADS"]}
+    answers = []
+    for parts in ({}, {"engine": ENGINE, "evaluation": {"engine": ENGINE, "max_new_tokens": 3}}):
+        store = tmp_path / f"store-{len(parts)}"
+        done = rollouts("run", config_file(sft={"steps": 20}, machine=machine, **parts), "--store", store, **variables)
+        assert done.status == 0, done.out + done.err
+        found = sorted(store.glob("artifacts/evaluate-*/files/samples.jsonl"))
+        answers.append([(path.parts[-3].rpartition("-")[0], path.read_text()) for path in found])
+    assert answers[0] == answers[1] and len(answers[0]) == 3
+    assert "serve-evaluation" in done.err
+    assert all(host.idle() for host in three_hosts)
+
+
+@pytest.mark.slow
 def test_a_machine_that_was_in_use_joins_when_it_is_free(
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     long_run: dict[str, Any],

@@ -96,7 +96,7 @@ CHANGES: dict[str, Any] = {
     "EnvironmentConfig.tool_seconds": 3.0, "EvaluationConfig.samples_per_prompt": 3,
     "EvaluationConfig.temperature": 0.5, "EvaluationConfig.pass_at": [1], "EvaluationConfig.slices": ["level"],
     "EvaluationConfig.failures_allowed": 0.5, "EvaluationConfig.during_rl": True,
-    "EvaluationConfig.reward_seconds": 5.0,
+    "EvaluationConfig.reward_seconds": 5.0, "EvaluationConfig.engine": {"max_running_requests": 3},
     **{f"{part}.top_p": 0.9 for part in DRAWING}, **{f"{part}.top_k": 20 for part in DRAWING},
     **{f"{part}.min_p": 0.1 for part in DRAWING}, **{f"{part}.stop": ["="] for part in DRAWING},
     "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
