@@ -36,6 +36,8 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     if not model.has_weights:
         command += ["--load-format", "dummy"]
+    if config.machines is not None:
+        command += ["--incremental-streaming-output"]
     if config.replay_experts:
         command += ["--enable-return-routed-experts"]
     return {

@@ -5,7 +5,7 @@ would mean.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import anyio
@@ -13,6 +13,7 @@ import httpx
 
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
 
+DONE = "[DONE]"
 SAID = 500
 """Characters of an answer that are quoted in an error."""
 
@@ -48,11 +49,49 @@ class JsonClient:
             raise EngineUnavailable(f"{method} {url}: no answer in {deadline:g} s") from None
         except httpx.HTTPError as error:
             raise EngineUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from None
-        if answer.status_code >= 500 or answer.status_code in (408, 425, 429):
-            raise EngineUnavailable(f"{method} {url}: status {answer.status_code}: {answer.text[:SAID]}")
-        if answer.status_code >= 400:
-            raise EngineRefused(f"{method} {url}: status {answer.status_code}: {answer.text[:SAID]}")
+        _raise_for(answer.status_code, answer.text, f"{method} {url}")
+        return _data(answer.text, f"{method} {url}") if answer.text.strip() else None
+
+    async def events(self, url: str, body: Any, headers: Mapping[str, str] | None = None) -> AsyncIterator[Any]:
+        """The data of each server-sent event of an answer, until `[DONE]`. The caller has the deadline.
+
+        Raises as `call` does; also where the stream ends before it is done.
+        """
+        asked = f"POST {url}"
         try:
-            return json.loads(answer.text) if answer.text.strip() else None
-        except ValueError:
-            raise MalformedAnswer(f"{method} {url}: this is no JSON: {answer.text[:SAID]!r}") from None
+            async with self._client.stream("POST", url, json=body, headers=dict(headers or {})) as answer:
+                if answer.status_code >= 400:
+                    _raise_for(answer.status_code, (await answer.aread()).decode(errors="replace"), asked)
+                async for line in answer.aiter_lines():
+                    told = line.removeprefix("data:").strip()
+                    if told == DONE:
+                        return
+                    if told:
+                        yield _event(_data(told, asked), asked)
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"{asked}: {type(error).__name__}: {error}") from None
+        raise EngineUnavailable(f"{asked}: the answer broke off")
+
+
+def _raise_for(status: int, text: str, asked: str) -> None:
+    if status >= 500 or status in (408, 425, 429):
+        raise EngineUnavailable(f"{asked}: status {status}: {text[:SAID]}")
+    if status >= 400:
+        raise EngineRefused(f"{asked}: status {status}: {text[:SAID]}")
+
+
+def _data(text: str, asked: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise MalformedAnswer(f"{asked}: this is no JSON: {text[:SAID]!r}") from None
+
+
+def _event(told: Any, asked: str) -> Any:
+    """An error that comes behind the status is raised as one that comes with it."""
+    error = told.get("error") if isinstance(told, dict) else None
+    if error is None:
+        return told
+    code = error.get("code") if isinstance(error, dict) else None
+    _raise_for(code if isinstance(code, int) and code >= 400 else 500, json.dumps(error), asked)
+    return told

@@ -44,6 +44,7 @@ from rollouts_core.inference.members import (
 )
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.routing import Routers
+from rollouts_core.inference.streamed import INTERVAL, Pieces
 from rollouts_core.inference.told_experts import from_text, to_text
 from rollouts_core.inference.transports import (
     BroadcastTransport,
@@ -73,7 +74,8 @@ def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path
         "broadcast": partial(BroadcastTransport, fleet, config.tensor_parallel),
     }
     transport: WeightTransport = make[config.weight_sync]()
-    return SGLangEngine(fleet, limits, transport, config.start_minutes * 60, config.min_replicas)
+    streams = config.machines is not None and limits.routers is None
+    return SGLangEngine(fleet, limits, transport, config.start_minutes * 60, config.min_replicas, streams=streams)
 
 
 class SGLangEngine:
@@ -87,11 +89,14 @@ class SGLangEngine:
         start_seconds: float = 600.0,
         least: int = 1,
         further: Callable[[GenerationRequest], Mapping[str, Any]] = lambda request: {},
+        streams: bool = False,
     ) -> None:
         """`start_seconds`: how long to wait while fewer than `least` servers are there that could answer. `further`:
-        fields of a request that SGLang's have not."""
+        fields of a request that SGLang's have not. `streams`: answers come in pieces, so that those of a server that
+        is lost go on elsewhere."""
         self._members = Members(fleet, start_seconds, least)
         self._limits, self._transport, self._further = limits, transport, further
+        self._streams, self._swaps = streams, 0
         self._http = JsonClient()
         self._timer = PhaseTimer()
         self._places: dict[str, tuple[Replica | None, str]] = {}
@@ -178,6 +183,8 @@ class SGLangEngine:
         body |= {"return_routed_experts": True} if self._limits.routers else {}
         try:
             url = f"{address}/generate"
+            if self._streams and replica:
+                return await self._streamed(url, request, body)
             answer = await self._http.call("POST", url, body, deadline=REQUEST_SECONDS, headers=headers)
             return read_completion(answer, request, self._limits.routers)
         except EngineRefused as error:
@@ -192,6 +199,20 @@ class SGLangEngine:
             if self._places.get(request.request_id) == (replica, rid):
                 del self._places[request.request_id]
 
+    async def _streamed(self, url: str, request: GenerationRequest, body: dict[str, Any]) -> Completion:
+        """Piece by piece: one that breaks off is told as an answer that was ended."""
+        body |= {"stream": True, "sampling_params": {**body["sampling_params"], "stream_interval": INTERVAL}}
+        pieces, swaps, version = Pieces(), self._swaps, self.weight_version
+        try:
+            with anyio.fail_after(REQUEST_SECONDS):
+                async for event in self._http.events(url, body):
+                    pieces.add(event, self._swaps == swaps)
+        except (EngineUnavailable, TimeoutError):
+            if kept := pieces.kept(request, version):
+                return kept
+            raise
+        return read_completion(pieces.whole(), request)
+
     async def _abort(self, replica: Replica | None, rid: str) -> None:
         """Behind a router nobody knows where a request is. A replica that is away has nothing to be told."""
         there = [replica] if replica else list(self._members.current.values())
@@ -205,6 +226,7 @@ class SGLangEngine:
     async def _swap(self, swap: Step, replicas: Sequence[Replica]) -> Problems:
         """Pause, swap, look, go on. Returns who failed on the way."""
         timer = self._timer
+        self._swaps += 1
         with timer.phase("pause"):
             problems = await for_each(replicas, partial(self._ask, "/pause_generation", {"mode": "retract"}))
         with timer.phase("send"):

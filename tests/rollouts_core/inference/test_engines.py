@@ -42,8 +42,9 @@ from tests.servers import RunningServers, running_servers
 
 SGLANG = pytest.param("sglang", marks=pytest.mark.sglang)
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
-KINDS = ("embedded", "own", SGLANG, VLLM)
-"""own: the embedded engine as a server."""
+STREAMED = pytest.param("sglang-streamed", marks=pytest.mark.sglang)
+KINDS = ("embedded", "own", SGLANG, STREAMED, VLLM)
+"""own: the embedded engine as a server; streamed: answers come in pieces."""
 SEEDED = ("embedded", "own", VLLM)
 """SGLang honours seeds on a GPU only."""
 OWN = EngineConfig(
@@ -121,7 +122,8 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _servers(kind: str, directory: Path, factory: pytest.TempPathFactory) -> Iterator[RunningServers]:
-    config = OWN if kind == "own" else EngineConfig(kind=kind, max_running_requests=64)  # type: ignore[arg-type]
+    arguments = ("--incremental-streaming-output",) if kind == "sglang" else ()
+    config = OWN if kind == "own" else EngineConfig(kind=kind, max_running_requests=64, arguments=arguments)  # type: ignore[arg-type]
     with running_servers(factory.mktemp(kind), config, ServedModel(str(directory), "float32", CONTEXT)) as servers:
         yield servers
 
@@ -146,9 +148,10 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     kind: str = request.param
     if kind == "embedded":
         return Served(kind, lambda: embedded_engine(EngineConfig(), served_model(), character_tokenizer(), CONTEXT))
-    fleet = SupervisedServers(request.getfixturevalue(f"{kind}_server").directory)
-    if kind == "sglang":
-        return Served(kind, lambda: SGLangEngine(fleet, limits(), DiskTransport(tmp_path)))
+    fleet = SupervisedServers(request.getfixturevalue(f"{kind.partition('-')[0]}_server").directory)
+    if kind.startswith("sglang"):
+        streams = kind == "sglang-streamed"
+        return Served("sglang", lambda: SGLangEngine(fleet, limits(), DiskTransport(tmp_path), streams=streams))
     if kind == "own":
         here = replace(OWN, machines=None)
         return Served(kind, lambda: own_servers.create(here, fleet, limits(), tmp_path))
