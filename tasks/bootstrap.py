@@ -33,6 +33,7 @@ def _on_host(host: SSHMachine, session: MachineSession) -> ArtifactRef:
                     found.append(said)
                 else:
                     built = True
-                    say("bootstrap", said)
+                    if said:
+                        say("bootstrap", said)
         outcome.state = "Completed" if built else "Cached"
     return ArtifactRef(found[0]) if built else cached(found[0])

@@ -10,10 +10,12 @@ from infra.machines.ssh_machine import SSHMachine
 
 BUILD_SECONDS = 3600.0
 LAST_LINES = 15
+QUIET = ""
+"""Yielded where a build has printed nothing for a moment: whoever follows it may do something else."""
 
 
 def followed_build(machine: Machine, job: Job, session: MachineSession, stage: str, what: str) -> Iterator[str]:
-    """Start a job that builds an environment, unless it runs; yields its lines.
+    """Start a job that builds an environment, unless it runs; yields its lines, and `QUIET` between them.
 
     Another run that waits for the same build may stop waiting, which ends it: then it is started again.
     Raises `JobFailed` with the build's last lines.
@@ -43,7 +45,7 @@ def _followed(machine: Machine, job: Job) -> Generator[str, None, tuple[JobStatu
             continue
         new = lines.take(seen.log)
         last = [*last, *new][-LAST_LINES:]
-        yield from new
+        yield from new or [QUIET]
         if seen.status.state != "running" and not seen.log:
             return seen.status, tuple(last)
     raise AssertionError("following ends with the job")

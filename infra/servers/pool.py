@@ -26,6 +26,7 @@ from infra.machines.check import refuse_unfit
 from infra.machines.machine import Job
 from infra.machines.requirements import engine_hosts
 from infra.machines.ssh_machine import SSHMachine
+from infra.python_envs.build import QUIET
 from infra.python_envs.engine import engine_python, host_command
 from infra.python_envs.trainer import prepare_environment
 from infra.servers.capacity import replicas_on
@@ -65,6 +66,8 @@ class _Member:
     said: str = ""
     last: list[str] = field(default_factory=list)
     """The last lines of servers that have ended there."""
+    beginning: Iterator[str] | None = None
+    """What is under way there before its servers are started."""
 
     def failed(self) -> None:
         """It is left alone for a while."""
@@ -132,6 +135,8 @@ class EnginePool:
         return str(self.links.known.get("key", ""))
 
     def _all_ready(self) -> bool:
+        if any(member.beginning for member in self.members):
+            return False
         started = [member for member in self.members if member.reader is not None]
         return bool(started) and self.ready == sum(member.replicas for member in started) > 0
 
@@ -165,7 +170,7 @@ class EnginePool:
         name = member.machine.name
         try:
             if member.reader is None:
-                yield from self._begin(member)
+                yield from self._go_on_beginning(member)
                 return
             for line in member.reader.read():
                 if every_line:
@@ -183,6 +188,16 @@ class EnginePool:
             if str(error) != member.said:
                 member.said = str(error)
                 yield f"{member.said}; it is tried again"
+
+    def _go_on_beginning(self, member: _Member) -> Iterator[str]:
+        """As far as can be done without waiting: an environment that is built there takes minutes."""
+        steps = member.beginning or self._begin(member)
+        member.beginning = None
+        for line in steps:
+            if line == QUIET:
+                member.beginning = steps
+                return
+            yield line
 
     def _lost(self, member: _Member, reader: JobReader) -> Iterator[str]:
         """Its servers have ended: it was drained, or they are to be started again."""
@@ -241,7 +256,7 @@ class EnginePool:
         for built in engine_python(packages_of(self.config.kind, on_gpu), self._on(machine)):
             if isinstance(built, Path):
                 return str(built)
-            yield f"{machine.name}: {built}"
+            yield f"{machine.name}: {built}" if built else QUIET
         raise AssertionError("building ends with the interpreter, or raises")
 
     def _job(self, member: _Member, path: str, python: str = "") -> Job:

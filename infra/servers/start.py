@@ -54,7 +54,8 @@ def _built(kind: str, session: MachineSession) -> Generator[str, None, str]:
     for said in engine_python(packages_of(kind, leased_gpus(session) > 0), session):
         if isinstance(said, Path):
             return str(said)
-        yield said
+        if said:
+            yield said
     raise AssertionError("building ends with the interpreter, or raises")
 
 
