@@ -128,7 +128,7 @@ def _check_environment(config: PipelineConfig) -> None:
 def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineConfig) -> None:
     """Raises `BadInput` where a machine is not known or does not fit, or all together have too little room."""
     asked = engine.machines
-    if asked is None:
+    if asked is None or asked.rented:
         return
     hosts = engine_hosts(asked, (config.machine.name, *config.machine.peers))
     room = 0

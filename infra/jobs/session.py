@@ -11,7 +11,7 @@ from infra.jobs.follow import Lines, LogLine
 from infra.jobs.ranks import PeerWatch
 from infra.machines.machine import Job, Machine
 from infra.machines.ssh_machine import SSHMachine
-from rollouts_core.config import MachineConfig
+from rollouts_core.config import EngineMachines, MachineConfig
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
@@ -87,8 +87,8 @@ class MachineSession:
     """Jobs that others need beside them while they run, by the name of those."""
     peers: tuple[SSHMachine, ...] = ()
     """Machines whose ranks train along with the machine's."""
-    engines: tuple[SSHMachine, ...] = ()
-    """Machines for servers, leased or to be leased."""
+    engines: Mapping[EngineMachines, tuple[SSHMachine, ...]] = field(default_factory=dict)
+    """Machines for servers, leased or to be leased, by what was asked for."""
     watches: dict[str, PeerWatch] = field(default_factory=dict)
     """Who looks after the peers' ranks, by the name of the job that they belong to."""
     pools: dict[str, Watch] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import getpass
 import logging
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,8 +65,8 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
             jobs = [job_name(chain) for chain in plan.chains]
             yield from session.machine.claim(jobs)
             refuse_unplaceable(todo, session)
-            session, engines, config = _with_engines(session, plan, settings.name)
-            yield from claim_all([], jobs, settings.wait_hours, engines, config)
+            session, config = yield from _with_engines(session, plan, settings.name)
+            yield from claim_all([], jobs, settings.wait_hours, _first(session, config), config)
         yield session
         return
     passed_variables(settings)
@@ -84,9 +85,9 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     jobs = [job_name(chain) for chain in plan.chains]
     session = MachineSession(machine, store, settings, run, peers=tuple(peers))
     if chosen.missing:
-        session, engines, config = _with_engines(session, plan, machine.name, *settings.peers)
-        if peers or engines:
-            yield from claim_all([machine, *peers], jobs, settings.wait_hours, engines, config)
+        session, config = yield from _with_engines(session, plan, machine.name, *settings.peers)
+        if peers or config:
+            yield from claim_all([machine, *peers], jobs, settings.wait_hours, _first(session, config), config)
         else:
             yield from machine.claim(jobs)
         refuse_unplaceable((stage for chain in plan.chains for stage in chain), session)
@@ -98,37 +99,60 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
 
 def _with_engines(
     session: MachineSession, plan: Plan, *taken: str | None
-) -> tuple[MachineSession, list[SSHMachine], EngineConfig | None]:
-    """With the machines that may have servers for RL or for evaluation, given back with the run. Those of the first
-    that is still to be made are leased with the trainer; they are told apart, with its config.
+) -> Generator[str, None, tuple[MachineSession, EngineConfig | None]]:
+    """With the machines that may have servers for RL or for evaluation, given back with the run; also gives the config
+    of the first that is still to be made, whose machines are leased with the trainer. Yields what is waited for.
 
-    Raises `BadInput` where no machine of the inventory fits.
+    Raises `BadInput` where no machine of the inventory fits, `MachineError` where none can be rented.
     """
     todo = [stage for stage in (*plan.rl, *plan.after_training) if not session.has(stage.artifact)]
     configs = [config for stage in todo if (config := servers_of(stage.spec)) is not None and config.machines]
-    engines: dict[str, SSHMachine] = {}
-    first: list[SSHMachine] = []
-    for config in configs:
-        assert config.machines is not None, "asked above"
-        hosts = engine_hosts(config.machines, taken)
-        for name in hosts.keys() - engines.keys():
-            engines[name] = _engine_machine(name, hosts[name], config.machines, session)
-        first = first or [engines[name] for name in hosts]
-    return replace(session, engines=tuple(engines.values())), first, configs[0] if configs else None
+    known: dict[str, SSHMachine] = {}
+    engines: dict[EngineMachines, tuple[SSHMachine, ...]] = {}
+    for asked in dict.fromkeys(config.machines for config in configs if config.machines):
+        if asked.rented:
+            names = [f"{RENTED}{plan.stages[-1].key[:12]}-{number}" for number in range(1, asked.rented + 1)]
+            new = [name for name in names if name not in known]
+            yield from (f"renting {name} ({asked.accelerator or 'no GPU'})" for name in new)
+            hosts: Mapping[str, Host] = _rent(new, asked, session.run)
+        else:
+            hosts = engine_hosts(asked, taken)
+            names = list(hosts)
+        for name in hosts.keys() - known.keys():
+            known[name] = _engine_machine(name, hosts[name], asked, session)
+        engines[asked] = tuple(known[name] for name in names)
+    return replace(session, engines=engines), configs[0] if configs else None
+
+
+def _first(session: MachineSession, config: EngineConfig | None) -> Sequence[SSHMachine]:
+    return session.engines[config.machines] if config is not None and config.machines else ()
+
+
+def _rent(names: Sequence[str], asked: EngineMachines, run: RunLog) -> Mapping[str, Host]:
+    """All at the same time: each takes minutes."""
+    settings = MachineConfig(kind="sky", accelerator=asked.accelerator, gpus=asked.gpus)
+    for name in names:
+        run.endings.note(f"the rented {name}", partial(_give_back, PROVIDERS["sky"], name))
+    with ThreadPoolExecutor(max(1, len(names))) as renting:
+        return dict(zip(names, renting.map(lambda name: PROVIDERS["sky"].launch(name, settings), names), strict=True))
 
 
 def _engine_machine(name: str, host: Host, asked: EngineMachines, session: MachineSession) -> SSHMachine:
     gpus = host.gpus if asked.gpus is None else asked.gpus
     settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
     machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, _who(session.run))
-    session.run.endings.note(f"what is leased on {name}", partial(_release_engine, machine))
+    provider = PROVIDERS["sky"] if asked.rented else None
+    session.run.endings.note(f"what is leased on {name}", partial(_release_engine, machine, provider))
+    session.run.endings.forget(f"the rented {name}")
     return machine
 
 
-def _release_engine(machine: SSHMachine) -> None:
+def _release_engine(machine: SSHMachine, provider: Provider | None) -> None:
     """One that never answered has nothing of ours."""
     if machine.remote.work:
-        machine.release()
+        _release(machine, provider)
+    elif provider is not None:
+        _give_back(provider, machine.name)
 
 
 def _give_back(provider: Provider, name: str) -> None:

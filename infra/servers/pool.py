@@ -24,7 +24,6 @@ from infra.jobs.session import MachineSession, Serving
 from infra.jobs.stage_job import job_name, start_leased
 from infra.machines.check import refuse_unfit
 from infra.machines.machine import Job
-from infra.machines.requirements import engine_hosts
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.build import QUIET
 from infra.python_envs.engine import engine_python, host_command
@@ -302,13 +301,13 @@ def start_pool(config: EngineConfig, segments: Sequence[Stage], session: Machine
     Raises `JobFailed` with a server's last lines when too few come up.
     """
     assert config.machines is not None, "a pool is on other machines"
-    chain, asked = job_name(segments), engine_hosts(config.machines, ())
+    chain = job_name(segments)
     segment = to_serve(segments, session)[0]
     job = links_job(chain, session)
     session.expect("serve", job, session.machine)
     yield from start_leased(job, session.machine, [job.name])
     links = JobReader(session.machine, job.name)
-    members = [_Member(machine) for machine in session.engines if machine.name in asked]
+    members = [_Member(machine) for machine in session.engines[config.machines]]
     pool = EnginePool(config, segment, chain, session, members, links)
     session.pools[chain] = pool
     session.run.job("serve", session.machine.name, job.name, session.machine.attempt(job.name).log)

@@ -19,11 +19,21 @@ class EngineMachines:
         default=None, ge=0, description="GPUs to lease on each; null: all that it has."
     )
     gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
+    rented: Operational[int] = Field(
+        default=0, ge=0, description="So many machines are rented through SkyPilot, in the place of the inventory's."
+    )
+    accelerator: Operational[str | None] = Field(default=None, description="rented: the GPU, as SkyPilot names it.")
 
     @model_validator(mode="after")
     def _something_is_asked_for(self) -> "EngineMachines":
         problems = []
-        if not (self.names or self.labels or self.gpus or self.gpu_memory_gb):
+        if self.rented and (self.names or self.labels or self.gpu_memory_gb):
+            problems.append("rented: names, labels and gpu_memory_gb are of the inventory's machines; give accelerator")
+        if self.rented and not self.accelerator and self.gpus != 0:
+            problems.append("rented: name an accelerator, as H100, or say gpus 0")
+        if self.accelerator and not self.rented:
+            problems.append("accelerator is of rented machines; say how many are rented")
+        if not self.rented and not (self.names or self.labels or self.gpus or self.gpu_memory_gb):
             problems.append("names: give machines, or what they must have: labels, gpus or gpu_memory_gb")
         if len(set(self.names)) < len(self.names):
             problems.append(f"names {', '.join(self.names)}: a machine is named twice")

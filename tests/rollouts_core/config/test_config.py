@@ -34,7 +34,7 @@ OPERATIONAL = {
         "batch_seconds",
         "keep_batches",
     },
-    "EngineMachines": {"names", "labels", "gpus", "gpu_memory_gb"},
+    "EngineMachines": {"names", "labels", "gpus", "gpu_memory_gb", "rented", "accelerator"},
     "EngineConfig": {
         "cache_gib",
         "machines",
@@ -239,6 +239,9 @@ def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem
             "weight_sync tensor shares memory, and servers are on other machines: use disk",
         ),
         (['engine.machines={"names": ["a"]}', "engine.tensor_parallel=2"], "tensor_parallel is of servers"),
+        (['engine.machines={"names": ["a"], "rented": 1}'], "rented: names, labels and gpu_memory_gb are of the inv"),
+        (['engine.machines={"rented": 2}'], "rented: name an accelerator, as H100, or say gpus 0"),
+        (['engine.machines={"gpus": 1, "accelerator": "H100"}'], "accelerator is of rented machines; say how many"),
         (["engine.kind=vllm", 'engine.machines={"names": ["a"]}'], "machines: servers there begin without weights"),
     ],
 )
