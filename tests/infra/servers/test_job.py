@@ -87,6 +87,6 @@ def test_an_environment_is_built_on_this_machine_once_with_modules_of_ours(tmp_p
     said = list(build(session, packages, place))
     assert any("install" in line for line in said)
     assert json.loads((place / "environment.json").read_text())["imports"] == {"value": 7}
-    assert list(build(session, packages, place)) == []
+    assert not any(build(session, packages, place))
     with pytest.raises(JobFailed, match="the servers' environment could not be built"):
         list(build(session, Packages(("no-such-package-at-all==1",), check), tmp_path / "environments" / "other"))
