@@ -56,12 +56,12 @@ class _Seen:
 
     records: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
-    replicas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By the job that keeps them."""
+    replicas: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
+    """By machine and job that tell of them."""
     last: dict[str, float] = field(default_factory=dict)
     """All metrics of the last step."""
 
-    def take(self, job: str, record: dict[str, Any]) -> None:
+    def take(self, job: tuple[str, str], record: dict[str, Any]) -> None:
         if "replicas" in record:
             self.replicas[job] = record["replicas"]
         if "rollouts" in record or "stage" not in record:
@@ -89,9 +89,9 @@ def watch_command(options: argparse.Namespace) -> int:
                 if (name := (job.machine, job.job)) not in followed:
                     machine = open_machines.enter_context(reach_machine(job.machine, store))
                     followed[name] = _Followed(machine, machine.attempt(job.job).metrics)
-            for (_, job_name), one in followed.items():
-                for new in _new(one, job_name):
-                    seen.take(job_name, new)
+            for name, one in followed.items():
+                for new in _new(one, name[1]):
+                    seen.take(name, new)
                     if options.json:
                         print(json.dumps(new), flush=True)
             if live:
@@ -127,12 +127,17 @@ def _page(record: RunRecord, seen: _Seen) -> Group:
             if values := [entry[name] for entry in records if name in entry]:
                 curves.add_row(f"{training} {name}", sparkline(values, WIDTH), f"{values[0]:.4g} → {values[-1]:.4g}")
     replicas = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for told in seen.replicas.values():
-        for row in replica_rows(told, seen.last):
-            replicas.add_row(*row.values())
+    for row in replica_rows(_serving(seen), seen.last):
+        replicas.add_row(*row.values())
     title = Text.assemble((record.run_id, "bold"), f"  {record.state.lower()}  {_age(record)}")
     shown = [replicas] if replicas.rows and record.state == "Running" else []
     return Group(title, stages, curves, *shown, Text(_speeds(seen)))
+
+
+def _serving(seen: _Seen) -> list[dict[str, Any]]:
+    """As the trainer knows them: what leads to other machines tells of theirs, and so do these machines' own jobs."""
+    told = [replica for replicas in seen.replicas.values() for replica in replicas]
+    return [replica for replica in told if "machine" in replica] or told
 
 
 def _line(record: RunRecord, seen: _Seen) -> str:

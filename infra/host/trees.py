@@ -8,7 +8,7 @@ Where a tree is received:
     files/          as far as they have come
     entries.json    what they are to become
     done            a line "index offset" for each stretch of a large file that is there
-    digests         a line "index sha256 time" for each large file that came in order, hashed on its way
+    digests         a line "index sha256 time" for each file that came in order, hashed on its way
 
 Decision: a small file is there when it has its size; a large one is noted stretch by stretch, so several streams fill
 it at once and a broken transfer goes on where it stopped. Neither is believed: nothing is moved into place before every
@@ -102,7 +102,7 @@ def receive(incoming: Path, entries: Sequence[Entry], read: Callable[[int], byte
     """
     read = _buffered(read)
     files = f"{incoming}/files"
-    hashing = _Hashing(-1)
+    hashing, small = _Hashing(-1), list[str]()
     done = os.open(incoming / "done", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         while True:
@@ -112,13 +112,16 @@ def receive(incoming: Path, entries: Sequence[Entry], read: Callable[[int], byte
             if index >= len(entries) or offset + length > entries[index][1]:
                 raise BadTree("a frame does not belong to this tree")
             hashing = hashing.from_here(index, offset)
-            _write_stretch(f"{files}/{entries[index][0]}", offset, length, read, hashing)
-            if entries[index][1] > STRETCH:
-                os.write(done, f"{index} {offset}\n".encode())
-                if hashing.at == entries[index][1]:
-                    _note_digest(incoming, index, entries[index][0], hashing.sha256.hexdigest())
+            written = _write_stretch(f"{files}/{entries[index][0]}", offset, length, read, hashing)
+            digest = [f"{index} {hashing.sha256.hexdigest()} {written}\n"] if hashing.at == entries[index][1] else []
+            if entries[index][1] <= STRETCH:
+                small += digest
+                continue
+            os.write(done, f"{index} {offset}\n".encode())
+            _note_digests(incoming, digest)
     finally:
         os.close(done)
+        _note_digests(incoming, small)
 
 
 def finish(incoming: Path, entries: Sequence[Entry]) -> list[str]:
@@ -163,7 +166,8 @@ class _Hashing:
             self.at += len(data)
 
 
-def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], bytes], hashing: _Hashing) -> None:
+def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], bytes], hashing: _Hashing) -> int:
+    """Returns when the file was written to, in nanoseconds."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         if os.fstat(descriptor).st_nlink > 1:
@@ -181,6 +185,7 @@ def _write_stretch(path: str, offset: int, length: int, read: Callable[[int], by
                 view = view[written:]
         if offset > STRETCH // 2:
             _write_back(descriptor)
+        return os.fstat(descriptor).st_mtime_ns
     finally:
         os.close(descriptor)
 
@@ -250,9 +255,10 @@ def _digest(path: str) -> str:
         return ""
 
 
-def _note_digest(incoming: Path, index: int, path: str, digest: str) -> None:
-    with open(incoming / "digests", "a") as notes:
-        notes.write(f"{index} {digest} {os.stat(f'{incoming}/files/{path}').st_mtime_ns}\n")
+def _note_digests(incoming: Path, lines: Sequence[str]) -> None:
+    if lines:
+        with open(incoming / "digests", "a") as notes:
+            notes.write("".join(lines))
 
 
 def _noted_digests(incoming: Path, entries: Sequence[Entry]) -> dict[int, str]:
