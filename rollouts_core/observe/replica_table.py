@@ -38,4 +38,4 @@ def _sync(machine: str, metrics: Mapping[str, float]) -> str:
     if seconds is None:
         return ""
     sent = metrics.get(f"weight_sync/bytes/{machine}", 0.0)
-    return f"{sent / 1e6:.1f} MB in {seconds:.2f} s"
+    return f"{sent / 1e6:.3g} MB in {seconds:.2f} s"
