@@ -40,7 +40,7 @@ from typing import Any
 
 from infra.host import admission, collect, environment, gpu_leases, jobs, pool, runner, servers, trees
 from infra.host.facts import facts, gpu_use, gpus, visible
-from rollouts_core.store.flush import flush
+from rollouts_core.store.flush import MANY, flush
 from rollouts_core.store.locks import born
 
 IDLE_SECONDS = 120.0
@@ -124,15 +124,16 @@ def settle(work: Path, shelf: str, name: str, entries: list[trees.Entry], manife
         return []
     if damaged := trees.finish(incoming, entries):
         return damaged
-    for path, _, _ in entries:
-        (incoming / "files" / path).chmod(0o444)
+    files = [f"{incoming}/files/{path}" for path, _, _ in entries]
+    for file in files:
+        os.chmod(file, 0o444)
     if manifest is None:
         settled = incoming / "files"
     else:
         settled = incoming
         (incoming / "manifest.json").write_text(manifest)
         (incoming / "manifest.json").chmod(0o444)
-    flush([*settled.rglob("*"), settled])
+    flush(files if len(files) > MANY else [*settled.rglob("*"), settled])
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if target.exists() and shelf == "artifacts" and not artifact(work, name):
         target.rename(work / "incoming" / f"damaged-{name}-{os.getpid()}")

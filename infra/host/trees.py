@@ -23,7 +23,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 Entry = tuple[str, int, str]
 Stretch = tuple[int, int, int]
@@ -36,6 +36,8 @@ END = 0xFFFFFFFF
 SYNC_FILE_RANGE_WRITE = 2
 _c = ctypes.CDLL(None)
 BATCH = 256
+STEPS_NOWHERE = frozenset(("", ".", ".."))
+"""No part of a path inside a directory."""
 HASHERS = min(8, os.cpu_count() or 1)
 
 
@@ -47,8 +49,7 @@ def refuse_bad_names(entries: Sequence[Entry]) -> None:
     """Raises `BadTree` for a name that would leave the directory, come twice, or be no file's."""
     seen = set()
     for path, size, sha256 in entries:
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path or str(PurePosixPath(path)) != path:
+        if "\0" in path or not STEPS_NOWHERE.isdisjoint(path.split("/")):
             raise BadTree(f"{path!r} is no name of a file inside a directory")
         if path in seen or size < 0 or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
             raise BadTree(f"{path!r} comes twice, or with no size or digest")
@@ -59,17 +60,17 @@ def begin(incoming: Path, entries: Sequence[Entry], known: Mapping[str, Path]) -
     """Prepare to receive a tree; the stretches that are missing. `known`: digests of files that are here already."""
     refuse_bad_names(entries)
     files = incoming / "files"
-    for folder in {files, *((files / path).parent for path, _, _ in entries)}:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in {path.rpartition("/")[0] for path, _, _ in entries} | {""}:
+        (files / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     unfinished = incoming / f"entries.json.{os.getpid()}"
     unfinished.write_text(json.dumps(entries))
     unfinished.replace(incoming / "entries.json")
     done = _done(incoming)
     missing: list[Stretch] = []
     for index, (path, size, sha256) in enumerate(entries):
-        there = _size(files / path)
+        there = _size(f"{files}/{path}")
         starts = range(0, size, STRETCH) or [0]
-        if there < 0 and _link(known.get(sha256), files / path):
+        if there < 0 and sha256 in known and _link(known[sha256], files / path):
             done |= {(index, at) for at in starts}
             continue
         if size <= STRETCH and there != size:
@@ -220,9 +221,7 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
     return data
 
 
-def _link(known: Path | None, path: Path) -> bool:
-    if known is None:
-        return False
+def _link(known: Path, path: Path) -> bool:
     try:
         os.link(known, path)
     except OSError:
@@ -278,8 +277,8 @@ def _written_at(incoming: Path, path: str) -> str:
         return ""
 
 
-def _size(path: Path) -> int:
+def _size(path: str) -> int:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except OSError:
         return -1

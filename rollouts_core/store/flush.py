@@ -13,8 +13,8 @@ from pathlib import Path
 MANY = 64
 
 
-def flush(paths: Sequence[Path]) -> None:
-    """Files and directories of one file system."""
+def flush(paths: Sequence[Path | str]) -> None:
+    """Files and directories of one file system; more than `MANY` with all that is on it."""
     if len(paths) > MANY and _flush_file_system(paths[0]):
         return
     for path in paths:
@@ -25,7 +25,7 @@ def flush(paths: Sequence[Path]) -> None:
             os.close(descriptor)
 
 
-def _flush_file_system(path: Path) -> bool:
+def _flush_file_system(path: Path | str) -> bool:
     """False where the system can't."""
     if sys.platform != "linux":
         return False

@@ -17,11 +17,13 @@ import pytest
 from infra.connection.remote import Remote
 from infra.host.trees import Entry
 from infra.inventory import find_host
+from infra.jobs.session import MachineSession
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.trainer import prepare_environment
 from infra.transfer.library import tree_of
 from infra.transfer.sync import fetch_tree, send_tree
 from rollouts_core.config import MachineConfig
+from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.local import LocalStore
 from tests.benchmarks.timing import alternately, report
 from tests.hosts import HostMachine
@@ -108,11 +110,11 @@ def test_sync_beside_rsync(fill: Callable[[Path], None], hosts: Hosts, tmp_path:
     report(f"{fill.__name__}: fetched in", ours, "rsync", theirs)
 
 
-def test_a_second_bootstrap(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_second_bootstrap(hosts: Hosts, tmp_path: Path, run_log: RunLog) -> None:
     def bootstrap() -> None:
-        remote = Remote("host-a", find_host("host-a"), 60.0).open()
-        machine = SSHMachine(remote, LocalStore(tmp_path), MachineConfig(kind="ssh", name="host-a"), "a benchmark")
-        list(prepare_environment(machine, LocalStore(tmp_path)))
+        remote, store = Remote("host-a", find_host("host-a"), 60.0).open(), LocalStore(tmp_path)
+        machine = SSHMachine(remote, store, MachineConfig(kind="ssh", name="host-a"), "a benchmark")
+        list(prepare_environment(machine, MachineSession(machine, store, MachineConfig(), run_log)))
         machine.release()
 
     began = time.perf_counter()
