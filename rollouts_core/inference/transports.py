@@ -20,6 +20,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -259,7 +260,7 @@ class BroadcastTransport:
                 await self._meet(replicas, "nccl" if device.type == "cuda" else "gloo")
                 sent = await self._broadcast(replicas, weights, version)
         except (EngineError, RuntimeError, TimeoutError) as error:
-            await self._part(replicas)
+            await self._part()
             return f"broadcast failed: {error}"
         told = Brought(sent, time.perf_counter() - began)
         self.brought = {replica.machine: told for replica in replicas if replica.machine}
@@ -304,7 +305,7 @@ class BroadcastTransport:
         members = tuple(replica.url for replica in replicas)
         if members == self._members and self._group is not None:
             return
-        await self._part(replicas)
+        await self._part()
         self._made += 1
         size = 1 + self._ranks * len(replicas)
         address = self._address()
@@ -331,17 +332,14 @@ class BroadcastTransport:
         use_interface_towards(towards)
         return own_address(towards)
 
-    async def _part(self, replicas: Sequence[Replica]) -> None:
+    async def _part(self) -> None:
         """Leave the group here and there; who cannot be told is gone or will be restarted."""
         if self._group is None:
             return
-        for replica in replicas:
-            if replica.url in self._members:
-                with anyio.move_on_after(5.0):
-                    try:
-                        await _post(self._http, "/destroy_weights_update_group", {"group_name": self._name}, replica)
-                    except EngineError:
-                        continue
+        path, body = "/destroy_weights_update_group", {"group_name": self._name}
+        with suppress(EngineUnavailable), anyio.move_on_after(ANSWER_SECONDS):
+            there = [replica for replica in self._fleet.ready().replicas if replica.url in self._members]
+            await for_each(there, partial(_post, self._http, path, body))
         self._leave()
 
     def _leave(self) -> None:

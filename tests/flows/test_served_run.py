@@ -155,6 +155,21 @@ def test_servers_run_beside_the_trainer_on_a_host(
     assert processes_below(hosts[0].work) == []
 
 
+def test_evaluation_by_servers_gives_the_answers_of_the_embedded_engine(
+    config_file: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
+) -> None:
+    engine = {"kind": "sglang", "python": engine_python("sglang"), "replicas": 2}
+    answers = []
+    for number, evaluation in enumerate(({}, {"engine": engine})):
+        config = config_file(rl=None, sft={"steps": 40}, evaluation={"max_new_tokens": 3, **evaluation})
+        done = rollouts("run", config, "--store", tmp_path / f"store-{number}")
+        assert done.status == 0, done.err[-3000:]
+        files = sorted(tmp_path.glob(f"store-{number}/artifacts/evaluate-*/files/samples.jsonl"))
+        answers.append([[json.loads(line)["response"] for line in file.read_text().splitlines()] for file in files])
+    assert answers[0] == answers[1] and len(answers[0]) == 2
+    assert processes_below(tmp_path) == []
+
+
 def _main_process(url: str, store: Path) -> int:
     port = url.rpartition(":")[2]
     for pid in processes_below(store):
