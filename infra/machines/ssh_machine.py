@@ -213,6 +213,9 @@ class SSHMachine:
         self._end.set()
         if self._heart.is_alive():
             self._heart.join()
+        if not self.remote.work:  # it has never answered
+            self.remote.close()
+            return False
         try:
             self.remote.call("release", patience=0.0, token=self._token, for_good=True)
             busy = self.remote.call("busy", patience=0.0)

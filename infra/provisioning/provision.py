@@ -142,17 +142,9 @@ def _engine_machine(name: str, host: Host, asked: EngineMachines, session: Machi
     settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
     machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, _who(session.run))
     provider = PROVIDERS["sky"] if asked.rented else None
-    session.run.endings.note(f"what is leased on {name}", partial(_release_engine, machine, provider))
+    session.run.endings.note(f"what is leased on {name}", partial(_release, machine, provider))
     session.run.endings.forget(f"the rented {name}")
     return machine
-
-
-def _release_engine(machine: SSHMachine, provider: Provider | None) -> None:
-    """One that never answered has nothing of ours."""
-    if machine.remote.work:
-        _release(machine, provider)
-    elif provider is not None:
-        _give_back(provider, machine.name)
 
 
 def _give_back(provider: Provider, name: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def test_whatever_is_rented_is_taken_down_after_an_interrupt_at_any_line(
     for at in lines_in_turn(rent, stride):
         said = [call[0] for call in calls(sky)]
         assert said.count("down") >= said.count("launch"), f"{at}: {said}"
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("lease on")], at
         (sky / "calls").write_text("")
 
 
