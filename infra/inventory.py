@@ -47,6 +47,11 @@ class Host:
     labels: tuple[str, ...] = Field(default=(), description="Words that a config can ask for.")
     address: str | None = Field(default=None, description="How other machines reach it; default: host.")
 
+    @property
+    def for_machines(self) -> str:
+        """The name or address by which other machines reach it."""
+        return self.address or self.host
+
 
 def inventory_file() -> Path:
     """`ROLLOUTS_MACHINES`, or machines.toml in the user's configuration directory."""

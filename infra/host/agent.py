@@ -35,12 +35,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from infra.host import admission, collect, environment, gpu_leases, jobs, pool, runner, servers, trees
 from infra.host.facts import facts, gpu_use, gpus, visible
-from rollouts_core.store.flush import MANY, flush
+from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
 
 IDLE_SECONDS = 120.0
@@ -124,16 +125,15 @@ def settle(work: Path, shelf: str, name: str, entries: list[trees.Entry], manife
         return []
     if damaged := trees.finish(incoming, entries):
         return damaged
-    files = [f"{incoming}/files/{path}" for path, _, _ in entries]
-    for file in files:
-        os.chmod(file, 0o444)
+    for path, _, _ in entries:
+        os.chmod(f"{incoming}/files/{path}", 0o444)
     if manifest is None:
         settled = incoming / "files"
     else:
         settled = incoming
         (incoming / "manifest.json").write_text(manifest)
         (incoming / "manifest.json").chmod(0o444)
-    flush(files if len(files) > MANY else [*settled.rglob("*"), settled])
+    flush(chain([settled], settled.rglob("*")))
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if target.exists() and shelf == "artifacts" and not artifact(work, name):
         target.rename(work / "incoming" / f"damaged-{name}-{os.getpid()}")

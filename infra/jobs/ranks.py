@@ -34,7 +34,7 @@ PORTS = range(20000, 32000)
 def meeting(first: SSHMachine, peers: Sequence[SSHMachine], processes: int) -> dict[str, object]:
     """The group as the first machine's job is told of it: `group_of` reads it there."""
     host = first.remote.host
-    return asdict(Group(processes, 1 + len(peers), 0, host.address or host.host, secrets.choice(PORTS)))
+    return asdict(Group(processes, 1 + len(peers), 0, host.for_machines, secrets.choice(PORTS)))
 
 
 def ranks_of(job: str) -> str:

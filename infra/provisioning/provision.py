@@ -35,6 +35,7 @@ from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.specs import servers_of
+from rollouts_core.store.keys import key_of
 from rollouts_core.store.store import Store
 
 logger = logging.getLogger("rollouts.machines")
@@ -111,7 +112,8 @@ def _with_engines(
     engines: dict[EngineMachines, tuple[SSHMachine, ...]] = {}
     for asked in dict.fromkeys(config.machines for config in configs if config.machines):
         if asked.rented:
-            names = [f"{RENTED}{plan.stages[-1].key[:12]}-{number}" for number in range(1, asked.rented + 1)]
+            kind = key_of({"accelerator": asked.accelerator, "gpus": asked.gpus})[:4]
+            names = [f"{RENTED}{plan.stages[-1].key[:12]}-{kind}-{number}" for number in range(1, asked.rented + 1)]
             new = [name for name in names if name not in known]
             yield from (f"renting {name} ({asked.accelerator or 'no GPU'})" for name in new)
             hosts: Mapping[str, Host] = _rent(new, asked, session.run)

@@ -276,8 +276,8 @@ class EnginePool:
         """On the network that it has with a machine of servers."""
         trainer = self.session.machine
         if isinstance(trainer, SSHMachine):
-            return trainer.remote.host.address or trainer.remote.host.host
-        return own_address(machine.remote.host.address or machine.remote.host.host)
+            return trainer.remote.host.for_machines
+        return own_address(machine.remote.host.for_machines)
 
     def _on(self, machine: SSHMachine) -> MachineSession:
         """The session as if that machine were the run's."""
@@ -338,7 +338,7 @@ def _described(member: _Member, key: str) -> dict[str, Any] | None:
     remote = member.machine.remote
     return {
         "name": member.machine.name,
-        "host": remote.host.address or remote.host.host,
+        "host": remote.host.for_machines,
         "port": remote.host.port,
         "user": remote.user,
         "host_key": member.host_key,

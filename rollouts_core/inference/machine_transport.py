@@ -22,7 +22,6 @@ import anyio.abc
 from anyio import to_thread
 from safetensors.torch import save
 
-from rollouts_core.config import EngineConfig
 from rollouts_core.errors import EngineUnavailable
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Problems
@@ -30,8 +29,6 @@ from rollouts_core.inference.replicas import EngineMachine, Fleet, Replica
 from rollouts_core.inference.transports import (
     INDEX,
     Brought,
-    DiskTransport,
-    FileTransport,
     Weights,
     buckets,
     file_name,
@@ -49,11 +46,6 @@ SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
 BROKEN = (OSError, ValueError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream)
-
-
-def file_transport(config: EngineConfig, fleet: Fleet, memory: Path) -> FileTransport:
-    """To servers of this machine by way of `memory`, or to other machines, as the config says."""
-    return MachineTransport(fleet) if config.machines else DiskTransport(memory)
 
 
 class MachineTransport:

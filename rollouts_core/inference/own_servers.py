@@ -8,16 +8,13 @@ from pathlib import Path
 
 from rollouts_core.config import EngineConfig
 from rollouts_core.inference.engine import GenerationRequest, ModelLimits
-from rollouts_core.inference.machine_transport import file_transport
 from rollouts_core.inference.replicas import Fleet
 from rollouts_core.inference.sglang import SGLangEngine
-from rollouts_core.inference.transports import BroadcastTransport, WeightTransport
+from rollouts_core.inference.transport_choice import transport_for
 
 
 def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> SGLangEngine:
-    transport: WeightTransport = (
-        BroadcastTransport(fleet) if config.weight_sync == "broadcast" else file_transport(config, fleet, memory)
-    )
+    transport = transport_for(config, fleet, memory)
     return SGLangEngine(fleet, limits, transport, config.start_minutes * 60, config.min_replicas, _exactly)
 
 

@@ -31,7 +31,6 @@ from rollouts_core.inference.engine import (
     shapes_in,
 )
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.inference.machine_transport import file_transport
 from rollouts_core.inference.members import (
     Giving,
     Members,
@@ -46,12 +45,8 @@ from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.routing import Routers
 from rollouts_core.inference.streamed import INTERVAL, Pieces
 from rollouts_core.inference.told_experts import from_text, to_text
-from rollouts_core.inference.transports import (
-    BroadcastTransport,
-    TensorTransport,
-    WeightTransport,
-    load_checkpoint,
-)
+from rollouts_core.inference.transport_choice import transport_for
+from rollouts_core.inference.transports import WeightTransport, load_checkpoint
 from rollouts_core.inference.weights import shapes_of
 from rollouts_core.metrics.timing import PhaseTimer
 
@@ -68,12 +63,7 @@ OVERFLOW_WORDS = ("context length", "maximum context")
 
 def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> "SGLangEngine":
     """`memory`: a directory for weights on their way."""
-    make: dict[str, Any] = {
-        "disk": partial(file_transport, config, fleet, memory),
-        "tensor": partial(TensorTransport, config.tensor_parallel),
-        "broadcast": partial(BroadcastTransport, fleet, config.tensor_parallel),
-    }
-    transport: WeightTransport = make[config.weight_sync]()
+    transport = transport_for(config, fleet, memory)
     streams = config.machines is not None and limits.routers is None
     return SGLangEngine(fleet, limits, transport, config.start_minutes * 60, config.min_replicas, streams=streams)
 

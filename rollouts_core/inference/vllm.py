@@ -34,7 +34,6 @@ from rollouts_core.inference.engine import (
     shapes_in,
 )
 from rollouts_core.inference.http import JsonClient
-from rollouts_core.inference.machine_transport import file_transport
 from rollouts_core.inference.members import (
     Giving,
     Members,
@@ -47,6 +46,7 @@ from rollouts_core.inference.members import (
 )
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
+from rollouts_core.inference.transport_choice import file_transport
 from rollouts_core.inference.transports import FileTransport
 from rollouts_core.inference.weights import shapes_of
 from rollouts_core.metrics.timing import PhaseTimer

@@ -7,17 +7,20 @@ costs a fraction of as many waits.
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 
 MANY = 64
 
 
-def flush(paths: Sequence[Path | str]) -> None:
-    """Files and directories of one file system; more than `MANY` with all that is on it."""
-    if len(paths) > MANY and _flush_file_system(paths[0]):
+def flush(paths: Iterable[Path]) -> None:
+    """Files and directories of one file system; more than `MANY` with all that is on it, and not even listed."""
+    rest = iter(paths)
+    first = list(islice(rest, MANY + 1))
+    if len(first) > MANY and _flush_file_system(first[0]):
         return
-    for path in paths:
+    for path in chain(first, rest):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -25,7 +28,7 @@ def flush(paths: Sequence[Path | str]) -> None:
             os.close(descriptor)
 
 
-def _flush_file_system(path: Path | str) -> bool:
+def _flush_file_system(path: Path) -> bool:
     """False where the system can't."""
     if sys.platform != "linux":
         return False
