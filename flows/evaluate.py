@@ -20,7 +20,7 @@ from tasks.pages import listing
 from tasks.provision import provision
 from tasks.report import report
 from tasks.run import recording
-from tasks.serve import serve_evaluation
+from tasks.serve import serve_beside, serve_evaluation
 from tasks.showing import show_plan
 from tasks.sync import sync
 from tasks.tokenize import tokenize
@@ -68,7 +68,7 @@ def _evaluated(config: PipelineConfig, against: str | None) -> RunRecord:
         bootstrap(machine)
         data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
         there = [point for point in stages.evaluate if all(map(machine.has, point.inputs.values()))]
-        with serve_evaluation(config.evaluation.engine, there, machine):
+        with serve_beside(stages, machine), serve_evaluation(config.evaluation.engine, there, machine):
             for point in there:
                 evaluate(point, there, data, machine)
         stages = replace(stages, evaluate=tuple(there))

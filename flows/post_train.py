@@ -22,7 +22,7 @@ from tasks.push import push
 from tasks.report import report
 from tasks.rl import rl
 from tasks.run import recording
-from tasks.serve import serve, serve_evaluation
+from tasks.serve import serve, serve_beside, serve_evaluation
 from tasks.sft import sft
 from tasks.showing import show_plan
 from tasks.stage_task import ArtifactRef
@@ -58,15 +58,16 @@ def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) 
         policy = sft(stages.sft, data, machine) if stages.sft else None
         policy = dpo(stages.dpo, policy, machine) if stages.dpo else policy
         beside: list[PrefectFuture[ArtifactRef]] = []
-        with serve(config.engine, stages.rl, machine):
-            for segment in stages.rl:
-                policy = rl(segment, stages.rl, policy, machine)
-                beside += [evaluate.submit(point, [point], data, machine) for point in stages.during_rl(segment)]
-        with serve_evaluation(config.evaluation.engine, stages.after_training, machine):
-            for point in stages.after_training:
-                evaluate(point, stages.after_training, data, machine)
-        for evaluated in beside:
-            evaluated.result()
+        with serve_beside(stages, machine):
+            with serve(config.engine, stages.rl, machine):
+                for segment in stages.rl:
+                    policy = rl(segment, stages.rl, policy, machine)
+                    beside += [evaluate.submit(point, [point], data, machine) for point in stages.during_rl(segment)]
+            with serve_evaluation(config.evaluation.engine, stages.after_training, machine):
+                for point in stages.after_training:
+                    evaluate(point, stages.after_training, data, machine)
+            for evaluated in beside:
+                evaluated.result()
         results = sync(stages, policy, machine, config.results, outputs)
         record = report(config, stages, machine, results)
         if config.results.hub:

@@ -101,6 +101,9 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks += [partial(_check_engine_machines, config, "engine", config.engine)] if config.rl else []
     if (engine := config.evaluation.engine) is not None:
         checks.append(partial(_check_engine_machines, config, "evaluation.engine", engine))
+    checks += [
+        partial(_check_engine_machines, config, f"served.{one.name}.engine", one.engine) for one in config.served
+    ]
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
         try:

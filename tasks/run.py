@@ -48,6 +48,7 @@ def planned_stages(stages: Plan, machine: MachineConfig) -> list[tuple[str, str 
         ("provision", None),
         ("bootstrap", environment_artifact().key if machine.kind == "local" else None),
         *((stage.name, stage.key) for stage in before),
+        *((stage.name, None) for stage in stages.served),
         ("serve", None),
         *((stage.name, stage.key) for stage in after if stage.kind == "rl"),
         *([(EVALUATION, None)] if any(servers_of(stage.spec) for stage in stages.evaluate) else []),

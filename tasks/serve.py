@@ -1,10 +1,11 @@
 """serve: the engine that generates. The embedded one shares the trainer's process, so there is nothing to launch.
 
-Servers are started before RL, kept alive beside it, and ended after it.
+Servers are started before RL, kept alive beside it, and ended after it. Those of other models than the policy are kept
+until all is evaluated.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect import task
@@ -13,9 +14,12 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from infra.jobs.session import MachineSession
+from infra.servers.beside import asking, end_beside, start_beside
 from infra.servers.start import end_servers, start_servers
 from rollouts_core.config import EngineConfig
+from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.stage import Stage
+from rollouts_core.store.manifest import ArtifactId
 from tasks.stage_task import WAITING_TASK, recorded, run_name, say
 
 EVALUATION = "serve-evaluation"
@@ -42,6 +46,32 @@ def serve_evaluation(config: EngineConfig | None, points: Sequence[Stage], machi
         yield
     finally:
         end_servers(points, machine)
+
+
+@contextmanager
+def serve_beside(stages: Plan, machine: MachineSession) -> Iterator[None]:
+    """The models that RL and evaluation ask beside the policy, where something that asks them is still to be made."""
+    with ExitStack() as ending:
+        for stage in stages.served:
+            ending.callback(end_beside, stage, machine)
+        started = [serve_beside_task.submit(stage, stages, machine, stage.name) for stage in stages.served]
+        for answering in started:
+            answering.result()
+        yield
+
+
+def _askers(stage: Stage, stages: Plan) -> list[ArtifactId]:
+    return [link.artifact for chain in asking(stage, stages) for link in chain if stage.name in link.external]
+
+
+@task(name="serve-beside", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)
+def serve_beside_task(stage: Stage, stages: Plan, machine: MachineSession, name: str) -> State[Any]:
+    with recorded(machine.run, name):
+        if all(map(machine.has, _askers(stage, stages))):
+            return Completed(name="NotNeeded", message="what would ask it is in the store")
+        for line in start_beside(stage, stages, machine):
+            say(name, line)
+        return Completed(name="Serving", message=f"{stage.name.removeprefix('serve-')} answers")
 
 
 @task(name="serve", task_run_name=run_name, cache_policy=NO_CACHE, **WAITING_TASK)

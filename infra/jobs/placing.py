@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from infra.jobs.session import MachineSession
 from rollouts_core.config import Placement, placement_of
+from rollouts_core.config.placement import left_by_served
 from rollouts_core.errors import BadInput
 from rollouts_core.stages.ranks import processes_of
 from rollouts_core.stages.specs import EvaluateSpec, servers_of
@@ -30,7 +31,7 @@ def placement_for(stage: Stage, session: MachineSession) -> Placement:
     if engine is not None and engine.machines:
         engine = None
     try:
-        return placement_of(leased_gpus(session), ranks, engine)
+        return placement_of(left_by_served(leased_gpus(session), session.served), ranks, engine)
     except ValueError as error:
         raise BadInput(f"machine.gpus: {error}") from None
 

@@ -11,7 +11,7 @@ from infra.jobs.follow import Lines, LogLine
 from infra.jobs.ranks import PeerWatch
 from infra.machines.machine import Job, Machine
 from infra.machines.ssh_machine import SSHMachine
-from rollouts_core.config import EngineMachines, MachineConfig
+from rollouts_core.config import EngineMachines, MachineConfig, Served
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.manifest import ArtifactId, Manifest
 from rollouts_core.store.store import Store
@@ -84,17 +84,26 @@ class MachineSession:
     run: RunLog
     cursors: dict[str, Cursor] = field(default_factory=dict)
     services: dict[str, Job] = field(default_factory=dict)
-    """Jobs that others need beside them while they run, by the name of those."""
+    """Jobs of servers on the run's machine, by the name of the job that asks them; see `beside` too."""
     peers: tuple[SSHMachine, ...] = ()
     """Machines whose ranks train along with the machine's."""
-    engines: Mapping[EngineMachines, tuple[SSHMachine, ...]] = field(default_factory=dict)
-    """Machines for servers, leased or to be leased, by what was asked for."""
+    engines: Mapping[tuple[str, EngineMachines], tuple[SSHMachine, ...]] = field(default_factory=dict)
+    """Machines for servers, leased or to be leased, by the model beside the policy (empty: the policy) and by what was
+    asked for."""
+    served: tuple[Served, ...] = ()
+    """The models that the run asks beside its policy."""
+    beside: dict[str, str] = field(default_factory=dict)
+    """Of those whose servers run: under which name `services` and `pools` have them, by the model's name."""
     watches: dict[str, PeerWatch] = field(default_factory=dict)
     """Who looks after the peers' ranks, by the name of the job that they belong to."""
     pools: dict[str, Watch] = field(default_factory=dict)
-    """Who looks after the servers on other machines, by the name of the trainer's job."""
+    """Who looks after the servers on other machines; named as in `services`."""
     asked_by: str | None = None
     """Who else asks for the session's jobs, and may cancel them."""
+
+    def asked(self, job: str) -> list[str]:
+        """Under which names `services` and `pools` have what a job asks."""
+        return [job, *self.beside.values()]
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether the artifact is in the store here or on the machine."""

@@ -86,8 +86,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             yield from _output_of(stage, cursor, seen.log, seen.metrics)
             if running and job.name in session.watches:
                 yield from session.watches[job.name].look()
-            if running and job.name in session.pools:
-                yield from session.pools[job.name].look()
+            if running:
+                yield from _looked_after(job.name, session)
             if there:
                 yield from _rest_of(stage, job.name, machine, cursor)
                 ended = True
@@ -111,6 +111,13 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             _end_ranks(job, session)
 
 
+def _looked_after(job: str, session: MachineSession) -> Iterator[LogLine | Serving]:
+    """Servers on other machines; the table of replicas is of the policy's."""
+    for asked in session.asked(job):
+        if pool := session.pools.get(asked):
+            yield from (told for told in pool.look() if asked == job or isinstance(told, LogLine))
+
+
 def _end_ranks(job: Job, session: MachineSession) -> None:
     for peer in session.peers:
         session.end(replace(job, name=ranks_of(job.name)), peer)
@@ -126,8 +133,9 @@ def _started(stage: Stage, job: Job, todo: Sequence[Stage], session: MachineSess
         for peer in session.peers:
             cancel_job(ranks_of(job.name), peer)
         yield from map(LogLine, machine.supply(todo))
-    if service := session.services.get(job.name):
-        yield from map(LogLine, start_leased(service, machine, [job.name]))
+    for asked in session.asked(job.name):
+        if service := session.services.get(asked):
+            yield from map(LogLine, start_leased(service, machine, [job.name]))
     session.expect(stage.name, job, machine)
     yield from map(LogLine, start_leased(job, machine, [job.name]))
     if "group" in job.spec:
@@ -165,6 +173,7 @@ def stage_job(chain: Sequence[Stage], session: MachineSession, found: Collection
         "stages": [stage_to_data(machine.placed(stage)) for stage in chain if stage.name not in found],
         "store": machine.places,
         "device": session.settings.device,
+        "served": session.beside,
     }
     if session.peers and (processes := max(map(processes_of, chain))) > 1:
         assert isinstance(machine, SSHMachine), "peers are of a machine of the inventory"

@@ -1,6 +1,9 @@
 """Machines that are leased together: all or none."""
 
+import getpass
+import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from infra.errors import MachineError
@@ -8,62 +11,73 @@ from infra.jobs.ranks import ranks_of
 from infra.machines.ssh_machine import SSHMachine
 from infra.machines.waiting import until_free
 from infra.servers.capacity import replicas_on
-from infra.servers.job import service_name
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
+from rollouts_core.observe.runs import RunLog
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Machines for the servers of one model."""
+
+    machines: Sequence[SSHMachine]
+    config: EngineConfig
+    jobs: Sequence[str]
+    """That keep them; where one runs on a machine, its lease is joined."""
 
 
 def claim_all(
     machines: Sequence[SSHMachine],
     jobs: Sequence[str],
     hours: float,
-    engines: Sequence[SSHMachine] = (),
-    config: EngineConfig | None = None,
+    pools: Sequence[Pool] = (),
 ) -> Iterator[str]:
     """Lease all machines, or none: what was had is given back while one is waited for, so no two groups can block each
-    other. Where one of the jobs, or its ranks, run, that lease is joined. Of `engines` as many are leased as have room
-    for the config's replicas, and at least for `min_replicas`. Yields why it waits.
+    other. Where one of the jobs, or its ranks, run, that lease is joined. Of a pool's machines as many are leased as
+    have room for its replicas, and at least for `min_replicas`. Yields why it waits.
 
     Raises `MachineError` after `hours`.
     """
-    yield from until_free(partial(_try_all, machines, [*jobs, *map(ranks_of, jobs)], engines, config), hours)
+    yield from until_free(partial(_try_all, machines, [*jobs, *map(ranks_of, jobs)], pools), hours)
 
 
-def _try_all(
-    machines: Sequence[SSHMachine], jobs: Sequence[str], engines: Sequence[SSHMachine], config: EngineConfig | None
-) -> str:
+def who(run: RunLog) -> str:
+    """Uses a machine: for others who wait for it."""
+    return f"{run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
+
+
+def _try_all(machines: Sequence[SSHMachine], jobs: Sequence[str], pools: Sequence[Pool]) -> str:
     had: list[SSHMachine] = []
     reason = ""
     for machine in machines:
         if reason := machine.try_claim(jobs):
             break
         had.append(machine)
-    if not reason and config is not None:
-        reason = _try_engines(engines, [service_name(job) for job in jobs], config, had)
+    for pool in pools:
+        if not reason:
+            reason = _try_engines(pool, had)
     if reason:
         for machine in had:
             machine.unclaim()
     return reason
 
 
-def _try_engines(
-    engines: Sequence[SSHMachine], jobs: Sequence[str], config: EngineConfig, had: list[SSHMachine]
-) -> str:
+def _try_engines(pool: Pool, had: list[SSHMachine]) -> str:
     """A machine that is away or unfit is one that is not had."""
-    replicas, problems = 0, []
-    for machine in engines:
+    replicas, problems, config = 0, [], pool.config
+    for machine in pool.machines:
         if replicas >= config.replicas:
             break
         try:
-            reason = machine.try_claim(jobs)
+            reason = machine.try_claim(pool.jobs)
         except (MachineError, BadInput) as error:
             reason = str(error)
         if reason:
             problems.append(reason)
             continue
         had.append(machine)
-        replicas += replicas_on(config, len(machine.gpus), replicas, len(engines))
+        replicas += replicas_on(config, len(machine.gpus), replicas, len(pool.machines))
     if replicas >= config.min_replicas:
         return ""
     said = "; ".join(problems) or "they have too few GPUs"
-    return f"room for {replicas} servers of the {config.min_replicas} that are needed (engine.min_replicas): {said}"
+    return f"room for {replicas} servers of the {config.min_replicas} that are needed (min_replicas): {said}"

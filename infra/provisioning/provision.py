@@ -7,17 +7,14 @@ Decision: GPUs are claimed only when something is to be made. A run whose stages
 most, to bring results home.
 """
 
-import getpass
 import logging
-import socket
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from infra.connection.remote import Remote
-from infra.errors import MachineError, Unreachable
+from infra.errors import MachineError
 from infra.inventory import Host, find_host, load_inventory
 from infra.jobs.placing import refuse_unplaceable
 from infra.jobs.session import MachineSession
@@ -25,31 +22,27 @@ from infra.jobs.stage_job import job_name
 from infra.machines.check import refuse_unfit
 from infra.machines.local import LocalMachine
 from infra.machines.machine import Machine
-from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables, wanted_gpus
+from infra.machines.requirements import fitting_hosts, passed_variables, wanted_gpus
 from infra.machines.ssh_machine import SSHMachine
-from infra.provisioning.claim import claim_all
+from infra.provisioning.claim import claim_all, who
+from infra.provisioning.pools import with_engines
 from infra.provisioning.provider import Provider
-from infra.provisioning.sky import SkyPilot
-from rollouts_core.config import EngineConfig, EngineMachines, MachineConfig
+from infra.provisioning.rented import PROVIDERS, RENTED, all_failed, find_rented, give_back, release
+from infra.servers.beside import served_by
+from rollouts_core.config import MachineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.stages.plan import Plan
-from rollouts_core.stages.specs import servers_of
-from rollouts_core.store.keys import key_of
 from rollouts_core.store.store import Store
 
 logger = logging.getLogger("rollouts.machines")
 
-RENTED = "rollouts-"
-"""How the names of rented machines begin."""
 REACH_SECONDS = 60.0
-PROVIDERS: Mapping[str, Provider] = {"sky": SkyPilot()}
-"""Who rents machines, by the kind of machine that a config names."""
 
 
 def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
     """For stages that run here in any case."""
-    return MachineSession(LocalMachine(store, settings, _who(run)), store, settings, run)
+    return MachineSession(LocalMachine(store, settings, who(run)), store, settings, run)
 
 
 def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: RunLog) -> Iterator[str | MachineSession]:
@@ -60,14 +53,14 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     """
     store.check_usable()
     if settings.kind == "local":
-        session = this_machine(settings, store, run)
+        session = replace(this_machine(settings, store, run), served=served_by(plan))
         if todo := [stage for chain in plan.chains for stage in chain if not store.has(stage.artifact)]:
             run.endings.note("what is leased here", session.machine.release)
             jobs = [job_name(chain) for chain in plan.chains]
             yield from session.machine.claim(jobs)
             refuse_unplaceable(todo, session)
-            session, config = yield from _with_engines(session, plan, settings.name)
-            yield from claim_all([], jobs, settings.wait_hours, _first(session, config), config)
+            session, pools = yield from with_engines(session, plan, settings.name)
+            yield from claim_all([], jobs, settings.wait_hours, pools)
         yield session
         return
     passed_variables(settings)
@@ -75,7 +68,7 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     if provider is not None:
         name = f"{RENTED}{plan.stages[-1].key[:12]}"
         yield f"renting {name} ({settings.accelerator or 'no GPU'})"
-        run.endings.note(f"the rented {name}", partial(_give_back, provider, name))
+        run.endings.note(f"the rented {name}", partial(give_back, provider, name))
         candidates: Mapping[str, Host] = {name: provider.launch(name, settings)}
     else:
         candidates = fitting_hosts(settings)
@@ -84,11 +77,11 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     chosen = yield from _chosen(candidates, reach, plan)
     machine = reach.machine(chosen.remote, provider)
     jobs = [job_name(chain) for chain in plan.chains]
-    session = MachineSession(machine, store, settings, run, peers=tuple(peers))
+    session = MachineSession(machine, store, settings, run, peers=tuple(peers), served=served_by(plan))
     if chosen.missing:
-        session, config = yield from _with_engines(session, plan, machine.name, *settings.peers)
-        if peers or config:
-            yield from claim_all([machine, *peers], jobs, settings.wait_hours, _first(session, config), config)
+        session, pools = yield from with_engines(session, plan, machine.name, *settings.peers)
+        if peers or pools:
+            yield from claim_all([machine, *peers], jobs, settings.wait_hours, pools)
         else:
             yield from machine.claim(jobs)
         refuse_unplaceable((stage for chain in plan.chains for stage in chain), session)
@@ -98,83 +91,15 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     yield session
 
 
-def _with_engines(
-    session: MachineSession, plan: Plan, *taken: str | None
-) -> Generator[str, None, tuple[MachineSession, EngineConfig | None]]:
-    """With the machines that may have servers for RL or for evaluation, given back with the run; also gives the config
-    of the first that is still to be made, whose machines are leased with the trainer. Yields what is waited for.
-
-    Raises `BadInput` where no machine of the inventory fits, `MachineError` where none can be rented.
-    """
-    todo = [stage for stage in (*plan.rl, *plan.after_training) if not session.has(stage.artifact)]
-    configs = [config for stage in todo if (config := servers_of(stage.spec)) is not None and config.machines]
-    known: dict[str, SSHMachine] = {}
-    engines: dict[EngineMachines, tuple[SSHMachine, ...]] = {}
-    for asked in dict.fromkeys(config.machines for config in configs if config.machines):
-        if asked.rented:
-            kind = key_of({"accelerator": asked.accelerator, "gpus": asked.gpus})[:4]
-            names = [f"{RENTED}{plan.stages[-1].key[:12]}-{kind}-{number}" for number in range(1, asked.rented + 1)]
-            new = [name for name in names if name not in known]
-            yield from (f"renting {name} ({asked.accelerator or 'no GPU'})" for name in new)
-            hosts: Mapping[str, Host] = _rent(new, asked, session.run)
-        else:
-            hosts = engine_hosts(asked, taken)
-            names = list(hosts)
-        for name in hosts.keys() - known.keys():
-            known[name] = _engine_machine(name, hosts[name], asked, session)
-        engines[asked] = tuple(known[name] for name in names)
-    return replace(session, engines=engines), configs[0] if configs else None
-
-
-def _first(session: MachineSession, config: EngineConfig | None) -> Sequence[SSHMachine]:
-    return session.engines[config.machines] if config is not None and config.machines else ()
-
-
-def _rent(names: Sequence[str], asked: EngineMachines, run: RunLog) -> Mapping[str, Host]:
-    """All at the same time: each takes minutes."""
-    settings = MachineConfig(kind="sky", accelerator=asked.accelerator, gpus=asked.gpus)
-    for name in names:
-        run.endings.note(f"the rented {name}", partial(_give_back, PROVIDERS["sky"], name))
-    with ThreadPoolExecutor(max(1, len(names))) as renting:
-        return dict(zip(names, renting.map(lambda name: PROVIDERS["sky"].launch(name, settings), names), strict=True))
-
-
-def _engine_machine(name: str, host: Host, asked: EngineMachines, session: MachineSession) -> SSHMachine:
-    gpus = host.gpus if asked.gpus is None else asked.gpus
-    settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
-    machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, _who(session.run))
-    provider = PROVIDERS["sky"] if asked.rented else None
-    session.run.endings.note(f"what is leased on {name}", partial(_release, machine, provider))
-    session.run.endings.forget(f"the rented {name}")
-    return machine
-
-
-def _give_back(provider: Provider, name: str) -> None:
-    try:
-        provider.down(name)
-    except (MachineError, BadInput) as error:
-        logger.warning("%s was not given back, it goes down by itself when nothing runs there: %s", name, error)
-
-
 @contextmanager
 def reach_machine(name: str, store: Store) -> Iterator[Machine]:
     """A machine that a run used, for whoever asks for its jobs later. Raises `BadInput` when it is not known here."""
     if name == LocalMachine.name:
         yield LocalMachine(store)
         return
-    host = load_inventory().get(name) or (_find_rented(name) if name.startswith(RENTED) else find_host(name))
+    host = load_inventory().get(name) or (find_rented(name) if name.startswith(RENTED) else find_host(name))
     with closing(Remote(name, host, REACH_SECONDS)) as remote:
         yield SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
-
-
-def _find_rented(name: str) -> Host:
-    problems: list[Exception] = []
-    for provider in PROVIDERS.values():
-        try:
-            return provider.find(name)
-        except (BadInput, MachineError) as error:
-            problems.append(error)
-    raise problems[0] if len(problems) == 1 else _all_failed(problems)
 
 
 def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:
@@ -205,8 +130,8 @@ class _Reach:
 
     def machine(self, remote: Remote, provider: Provider | None = None) -> SSHMachine:
         """The host as a machine, given back with all that is leased there, and to its provider unless others use it."""
-        machine = SSHMachine(remote, self.store, self.settings, _who(self.run))
-        self.run.endings.note(f"what is leased on {machine.name}", partial(_release, machine, provider))
+        machine = SSHMachine(remote, self.store, self.settings, who(self.run))
+        self.run.endings.note(f"what is leased on {machine.name}", partial(release, machine, provider))
         self.run.endings.forget(f"the rented {machine.name}")
         return machine
 
@@ -215,19 +140,8 @@ class _Reach:
         self.run.endings.forget(_connection(remote.name))
 
 
-def _who(run: RunLog) -> str:
-    """Uses a machine: for others who wait for it."""
-    return f"{run.run_id} of {getpass.getuser()}@{socket.gethostname()}"
-
-
 def _connection(name: str) -> str:
     return f"the connection to {name}"
-
-
-def _release(machine: SSHMachine, provider: Provider | None) -> None:
-    in_use = machine.release()
-    if provider is not None and not in_use:
-        _give_back(provider, machine.name)
 
 
 @dataclass(frozen=True)
@@ -250,7 +164,7 @@ def _chosen(hosts: Mapping[str, Host], reach: _Reach, plan: Plan) -> Generator[s
             if len(hosts) > 1:
                 yield str(error)
     if not reached:
-        raise problems[0] if len(problems) == 1 else _all_failed(problems)
+        raise problems[0] if len(problems) == 1 else all_failed(problems)
     reached.sort(key=lambda candidate: (not candidate.has_job, candidate.missing))
     chosen = next((candidate for candidate in reached if _is_free(candidate, reach.settings)), reached[0])
     for candidate in reached:
@@ -273,9 +187,3 @@ def _is_free(candidate: _Candidate, settings: MachineConfig) -> bool:
     taken = sum(len(lease["gpus"]) for lease in candidate.remote.call("busy")["leases"])
     there = candidate.remote.host.gpus
     return there - taken >= wanted_gpus(settings, there)
-
-
-def _all_failed(problems: Sequence[Exception]) -> Exception:
-    if all(isinstance(problem, Unreachable) for problem in problems):
-        return Unreachable("no machine answers: " + "; ".join(map(str, problems)))
-    return BadInput([str(problem) for problem in problems], "no machine can be used")

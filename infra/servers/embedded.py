@@ -1,5 +1,8 @@
 """Servers of our own, of the embedded engine: they run in the environment that jobs run in.
 
+Those of the policy get its weights from the trainer (`serving.replica`); a model beside it has its own
+(`serving.beside`).
+
 They have no `abort`, so a machine that is drained lets its answers end or breaks them off. Those are then made again
 from their beginning: an answer that goes on with its tokens has the same tokens, but log-probabilities of other last
 bits.
@@ -12,11 +15,14 @@ from rollouts_core.config import EngineConfig
 
 
 def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) -> dict[str, Any]:
+    module = "beside" if model.name else "replica"
     command = [
-        python, "-m", "rollouts_core.serving.replica", "--model-path", model.path, "--dtype", model.dtype,
+        python, "-m", f"rollouts_core.serving.{module}", "--model-path", model.path, "--dtype", model.dtype,
         "--context-length", str(model.max_length), "--max-running-requests", str(config.max_running_requests),
         "--device", "cuda" if on_gpu else "cpu", "--port", "{port}",
     ]  # fmt: skip
+    if model.name:
+        command += ["--name", model.name, *(["--scores"] if model.scores else [])]
     return {"command": command, "environment": {}, "ready": "/health_generate", "probe": "/server_info"}
 
 

@@ -40,7 +40,7 @@ def serve_job(
             }
             for number, devices in enumerate(placement.servers)
         ],
-        "router": engine.router(python) if config.replicas > 1 and drained is None else None,
+        "router": engine.router(python) if config.replicas > 1 and drained is None and not model.name else None,
         "gate": None if drained is None else {"drained": drained},
         "start_seconds": config.start_minutes * 60,
         "hang_seconds": config.hang_seconds,

@@ -1,4 +1,4 @@
-"""The model that servers are started with."""
+"""The model that servers are started with: the policy, or one beside it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from infra.jobs.session import MachineSession
 from rollouts_core.config import Dtype
 from rollouts_core.errors import BadInput
+from rollouts_core.stages.specs import EvaluateSpec, RLSpec, ServeSpec, Spec
 from rollouts_core.stages.stage import Stage
 
 
@@ -18,6 +19,19 @@ class ServedModel:
     max_length: int
     has_weights: bool = True
     """Whether they are there to be loaded; otherwise the servers begin with any."""
+    name: str = ""
+    """Of a model beside the policy, which has these weights for good."""
+    scores: bool = False
+    """Whether it is asked for scores, and not for answers."""
+
+
+def model_of(spec: Spec, path: str, has_weights: bool = True) -> ServedModel:
+    """The policy of a stage, or a model beside it, which is loaded with its weights."""
+    if isinstance(spec, ServeSpec):
+        served = spec.served
+        return ServedModel(path, spec.dtype, spec.max_length, True, served.name, served.task == "score")
+    assert isinstance(spec, RLSpec | EvaluateSpec), "nothing else has servers"
+    return ServedModel(path, spec.dtype, spec.max_length, has_weights)
 
 
 def to_serve(stages: Sequence[Stage], session: MachineSession) -> list[Stage]:

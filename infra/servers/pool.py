@@ -11,7 +11,7 @@ again later, and said once.
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from infra.jobs.follow import LogLine
 from infra.jobs.placing import leased_gpus
 from infra.jobs.reader import JobReader
 from infra.jobs.session import MachineSession, Serving
-from infra.jobs.stage_job import job_name, start_leased
+from infra.jobs.stage_job import start_leased
 from infra.machines.check import refuse_unfit
 from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
@@ -31,12 +31,12 @@ from infra.python_envs.trainer import prepare_environment
 from infra.servers.capacity import replicas_on
 from infra.servers.frame import send_frame
 from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, serve_job, service_name
-from infra.servers.model import ServedModel, to_serve
+from infra.servers.model import model_of
 from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig, placement_of
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.network import own_address
-from rollouts_core.stages.specs import EvaluateSpec, RLSpec
+from rollouts_core.stages.specs import ServeSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
 
@@ -232,7 +232,7 @@ class EnginePool:
             machine.unclaim()
             raise BadInput(f"{machine.name}: its {len(machine.gpus)} GPUs are too few for a server")
         python = yield from self._python(machine, gpus > 0)
-        path = send_frame(self.segment, self.session, machine)
+        path = yield from self._send_model(machine)
         placed = self._job(member, path, python)
         self.session.expect("serve", placed, machine)
         try:
@@ -242,6 +242,13 @@ class EnginePool:
             raise
         member.reader, member.host_key = JobReader(machine, placed.name), machine.remote.host_key()
         yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) are started"
+
+    def _send_model(self, machine: SSHMachine) -> Generator[str, None, str]:
+        """Returns where it is there: the policy without weights, a model beside it whole."""
+        if not isinstance(self.segment.spec, ServeSpec):
+            return send_frame(self.segment, self.session, machine)
+        yield from machine.supply([self.segment])
+        return machine.placed(self.segment).external["model"].location
 
     def _python(self, machine: SSHMachine, on_gpu: bool) -> Any:
         """Yields the installer's lines; returns the interpreter."""
@@ -259,17 +266,17 @@ class EnginePool:
         raise AssertionError("building ends with the interpreter, or raises")
 
     def _job(self, member: _Member, path: str, python: str = "") -> Job:
-        spec, machine = self.segment.spec, member.machine
-        assert isinstance(spec, RLSpec | EvaluateSpec), "nothing else has servers"
+        machine = member.machine
         placed = replace(self.config, replicas=max(1, member.replicas), min_replicas=1)
         placement = placement_of(leased_gpus(self._on(machine)), 0, placed)
         place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
-        model = ServedModel(path, spec.dtype, spec.max_length, has_weights=False)
+        model = model_of(self.segment.spec, path, has_weights=False)
         job = serve_job(
             self.chain, machine.remote.command("servers", "{directory}"), self.config, model, python, placement,
             f"/dev/shm/rollouts-weights.{place}", f"{machine.remote.work}/drained",
         )  # fmt: skip
-        network = self._trainer_address(machine) if self.config.weight_sync == "broadcast" else None
+        receives = not model.name and self.config.weight_sync == "broadcast"
+        network = self._trainer_address(machine) if receives else None
         return replace(job, spec={**job.spec, "network": network})
 
     def _trainer_address(self, machine: SSHMachine) -> str:
@@ -295,22 +302,24 @@ class EnginePool:
             self._told = told
 
 
-def start_pool(config: EngineConfig, segments: Sequence[Stage], session: MachineSession) -> Iterator[str]:
-    """Start the servers that the segments still to be made need; yields lines until they answer.
+def start_pool(
+    config: EngineConfig, segment: Stage, chain: str, session: MachineSession, owner: str = ""
+) -> Iterator[str]:
+    """Start servers for a segment's policy, or for the model beside it that `owner` names; yields lines until they
+    answer.
 
     Raises `JobFailed` with a server's last lines when too few come up.
     """
     assert config.machines is not None, "a pool is on other machines"
-    chain = job_name(segments)
-    segment = to_serve(segments, session)[0]
+    said = f"serve-{owner}" if owner else "serve"
     job = links_job(chain, session)
-    session.expect("serve", job, session.machine)
+    session.expect(said, job, session.machine)
     yield from start_leased(job, session.machine, [job.name])
     links = JobReader(session.machine, job.name)
-    members = [_Member(machine) for machine in session.engines[config.machines]]
+    members = [_Member(machine) for machine in session.engines[owner, config.machines]]
     pool = EnginePool(config, segment, chain, session, members, links)
     session.pools[chain] = pool
-    session.run.job("serve", session.machine.name, job.name, session.machine.attempt(job.name).log)
+    session.run.job(said, session.machine.name, job.name, session.machine.attempt(job.name).log)
     yield from pool.start()
 
 

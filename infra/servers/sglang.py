@@ -27,13 +27,15 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
     environment = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
     environment |= {"HF_HUB_OFFLINE": "1"} if Path(model.path).is_absolute() else {}
     if on_gpu:
-        command += ["--enable-memory-saver"]
+        command += [] if model.name else ["--enable-memory-saver"]
     else:
         command += [
             "--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule",
             "--mem-fraction-static", "0.1", "--max-total-tokens", str(CPU_TOKENS),
         ]  # fmt: skip
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    if model.name:
+        command += ["--served-model-name", model.name]
     if not model.has_weights:
         command += ["--load-format", "dummy"]
     if config.machines is not None:

@@ -13,12 +13,11 @@ from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.engine import engine_python, host_command
 from infra.servers.job import serve_job
-from infra.servers.model import ServedModel, to_serve
+from infra.servers.model import ServedModel, model_of, to_serve
 from infra.servers.packages import packages_of
 from infra.servers.pool import end_pool, start_pool
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
-from rollouts_core.stages.specs import EvaluateSpec, RLSpec
 from rollouts_core.stages.stage import Stage
 from rollouts_core.store.keys import key_of
 from rollouts_core.store.manifest import FILES
@@ -31,13 +30,13 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
 
     Raises `JobFailed` with a server's last lines when it does not come up.
     """
-    if config.machines is not None:
-        yield from start_pool(config, segments, session)
-        return
     machine, chain = session.machine, job_name(segments)
     todo = to_serve(segments, session)
+    if config.machines is not None:
+        yield from start_pool(config, todo[0], chain, session)
+        return
     yield from machine.supply(todo)
-    python = config.python or (yield from _built(config.kind, session))
+    python = config.python or (yield from built(config.kind, session))
     place = key_of({"home": machine.places["home"], "job": chain})[:16]
     memory = f"/dev/shm/rollouts-weights.{place}"
     command = host_command(session, "servers")
@@ -46,10 +45,10 @@ def start_servers(config: EngineConfig, segments: Sequence[Stage], session: Mach
     session.services[chain] = job
     session.expect("serve", job, machine)
     yield from start_leased(job, machine, [job.name])
-    yield from _until_ready(job, session)
+    yield from until_ready(job, session, "serve")
 
 
-def _built(kind: str, session: MachineSession) -> Generator[str, None, str]:
+def built(kind: str, session: MachineSession) -> Generator[str, None, str]:
     """Yields the installer's lines; returns the interpreter that has the engine's packages."""
     for said in engine_python(packages_of(kind, leased_gpus(session) > 0), session):
         if isinstance(said, Path):
@@ -72,8 +71,6 @@ def served_model(segment: Stage, session: MachineSession) -> ServedModel:
 
     Raises `BadInput` where jobs have their artifacts at a URL and not on their machine.
     """
-    spec = segment.spec
-    assert isinstance(spec, RLSpec | EvaluateSpec), "nothing else has servers"
     if policy := segment.inputs.get("policy"):
         if session.store.url is not None and isinstance(session.machine, SSHMachine):
             raise BadInput("engine.kind: servers on another machine need its own store; set store.url to null")
@@ -83,14 +80,18 @@ def served_model(segment: Stage, session: MachineSession) -> ServedModel:
             path = str((session.store.open(policy) / "policy").resolve())
     else:
         path = session.machine.placed(segment).external["model"].location
-    return ServedModel(path, spec.dtype, spec.max_length)
+    return model_of(segment.spec, path)
 
 
-def _until_ready(job: Job, session: MachineSession) -> Iterator[str]:
+def until_ready(job: Job, session: MachineSession, said: str) -> Iterator[str]:
+    """Yields the job's lines until all its servers answer. `said`: the stage, as it is shown.
+
+    Raises `JobFailed` with their last lines when they do not come up.
+    """
     machine = session.machine
     lines, records, last = Lines(), Lines(), list[str]()
     begun = machine.attempt(job.name)
-    session.run.job("serve", machine.name, job.name, begun.log)
+    session.run.job(said, machine.name, job.name, begun.log)
     patience = session.settings.unreachable_limit_hours * 3600
     for seen in watching(machine, job.name, begun, patience):
         session.run.touch()
@@ -105,4 +106,4 @@ def _until_ready(job: Job, session: MachineSession) -> Iterator[str]:
             if told["ready"] == told["of"]:
                 return
         if seen.status.state != "running" and not seen.log:
-            raise JobFailed(f"serve: {seen.status.message or seen.status.reason or 'was killed'}", tuple(last), False)
+            raise JobFailed(f"{said}: {seen.status.message or seen.status.reason or 'was killed'}", tuple(last), False)

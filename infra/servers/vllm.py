@@ -13,7 +13,8 @@ CHECK = "import vllm, torch; print('{}')"
 
 def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) -> dict[str, Any]:
     command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", model.path, "--served-model-name", "policy",
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", model.path,
+        "--served-model-name", model.name or "policy",
         "--dtype", model.dtype, "--max-model-len", str(model.max_length),
         "--max-num-seqs", str(config.max_running_requests), "--tensor-parallel-size", str(config.tensor_parallel),
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--host", "127.0.0.1",
@@ -22,7 +23,7 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment |= {"HF_HUB_OFFLINE": "1"} if Path(model.path).is_absolute() else {}
     if on_gpu:
-        command += ["--enable-sleep-mode"]
+        command += [] if model.name else ["--enable-sleep-mode"]
     else:
         command += ["--enforce-eager"]
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}

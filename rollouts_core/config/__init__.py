@@ -32,6 +32,7 @@ from rollouts_core.config.model import Dtype, Model, PretrainedModel, ScratchMod
 from rollouts_core.config.pipeline import PipelineConfig
 from rollouts_core.config.placement import Placement, placement_of
 from rollouts_core.config.rl import EnvironmentConfig, RLConfig, RolloutsConfig
+from rollouts_core.config.served import Served
 from rollouts_core.config.store import StoreConfig, TrackingConfig
 from rollouts_core.config.training import (
     SCHEDULES,
@@ -79,6 +80,7 @@ __all__ = [
     "SFTConfig",
     "Schedule",
     "ScratchModel",
+    "Served",
     "Source",
     "SourceOrMixture",
     "StoreConfig",

@@ -2,15 +2,17 @@
 
 from pydantic import Field, model_validator
 
+from rollouts_core.config.algorithms import Distillation
 from rollouts_core.config.data import DataConfig
 from rollouts_core.config.engine import EngineConfig
 from rollouts_core.config.evaluation import EvaluationConfig
 from rollouts_core.config.machine import MachineConfig, ResultsConfig
 from rollouts_core.config.model import Model, ScratchModel
-from rollouts_core.config.placement import placement_of
+from rollouts_core.config.placement import left_by_served, placement_of
 from rollouts_core.config.rl import EnvironmentConfig, RLConfig
 from rollouts_core.config.sampling import truncations
 from rollouts_core.config.schema import or_raise, part
+from rollouts_core.config.served import SCHEME, Served
 from rollouts_core.config.store import StoreConfig, TrackingConfig
 from rollouts_core.config.training import BackendConfig, DPOConfig, SFTConfig
 
@@ -33,6 +35,9 @@ class PipelineConfig:
     )
     backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its device.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
+    served: tuple[Served, ...] = Field(
+        default=(), description="Models beside the policy: judges, teachers and reward models with their own servers."
+    )
     machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")
     store: StoreConfig = Field(default_factory=StoreConfig, description="Where artifacts and results live.")
@@ -41,7 +46,9 @@ class PipelineConfig:
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":
-        return or_raise(self, _chain_problems(self) + _length_problems(self) + _placement_problems(self))
+        return or_raise(
+            self, _chain_problems(self) + _served_problems(self) + _length_problems(self) + _placement_problems(self)
+        )
 
 
 def _chain_problems(config: PipelineConfig) -> list[str]:
@@ -74,6 +81,22 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
     return problems
 
 
+def _served_problems(config: PipelineConfig) -> list[str]:
+    names = [served.name for served in config.served]
+    problems = [f"served: {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    algorithm = config.rl.algorithm if config.rl is not None else None
+    if isinstance(algorithm, Distillation) and algorithm.teacher.startswith(SCHEME):
+        name = algorithm.teacher.removeprefix(SCHEME)
+        found = next((served for served in config.served if served.name == name), None)
+        if found is None:
+            problems.append(
+                f"rl.algorithm.teacher: {algorithm.teacher} is not in `served`, which has {names or 'none'}"
+            )
+        elif found.task != "score" or "rl" not in found.asked_by:
+            problems.append(f"rl.algorithm.teacher: served {name} needs task score, and rl in asked_by")
+    return problems
+
+
 def _placement_problems(config: PipelineConfig) -> list[str]:
     machine, machines = config.machine, 1 + len(config.machine.peers)
     processes, left = divmod(config.backend.processes, machines)
@@ -84,7 +107,8 @@ def _placement_problems(config: PipelineConfig) -> list[str]:
         return []
     engine = None if config.rl is None or config.engine.machines else config.engine
     try:
-        placement_of(1 if machine.gpus is None else machine.gpus, processes, engine)
+        gpus = 1 if machine.gpus is None else machine.gpus
+        placement_of(left_by_served(gpus, config.served), processes, engine)
     except ValueError as error:
         return [f"machine.gpus: {error}"]
     return []

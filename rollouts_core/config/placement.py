@@ -4,12 +4,15 @@ Decision: one pure function says it, for the config's checks and for the job of 
 need, ranks have the first and servers the next. With fewer, servers begin at the first as well, and give their memory
 away while the trainer works. Nothing else is ever shared.
 
-Servers are on the machine of rank 0, each with GPUs that lie side by side.
+Servers are on the machine of rank 0, each with GPUs that lie side by side. Those of other models than the policy have
+the last GPUs, and share them with nobody.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollouts_core.config.engine import EngineConfig
+from rollouts_core.config.served import Served
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,31 @@ def placement_of(gpus: int, ranks: int, engine: EngineConfig | None) -> Placemen
     first = ranks if gpus >= ranks + servers * each else 0
     starts = range(first, first + servers * each, each or 1)
     return Placement(tuple(range(ranks)), tuple(tuple(range(start, start + each)) for start in starts))
+
+
+def left_by_served(gpus: int, served: Sequence[Served]) -> int:
+    """Of so many leased GPUs, those for the ranks and the policy's servers. Raises ValueError where none are left."""
+    taken = sum(_gpus_of(one.engine) for one in served if one.engine.machines is None)
+    if gpus and taken >= gpus:
+        names = ", ".join(one.name for one in served if one.engine.machines is None)
+        raise ValueError(f"{names} (served) need {taken} GPUs for themselves and {gpus} are leased")
+    return gpus - taken if gpus else 0
+
+
+def placement_of_served(gpus: int, served: Sequence[Served], name: str) -> Placement:
+    """Of the servers of the model `name`, one of those that are served on this machine."""
+    (one,) = (one for one in served if one.name == name)
+    each = gpus_of_server(one.engine)
+    if not gpus:
+        return Placement((), ((),) * one.engine.replicas)
+    here = [other for other in served if other.engine.machines is None]
+    end = gpus - sum(_gpus_of(other.engine) for other in here[: here.index(one)])
+    starts = range(end - _gpus_of(one.engine), end, each)
+    return Placement((), tuple(tuple(range(start, start + each)) for start in starts))
+
+
+def _gpus_of(engine: EngineConfig) -> int:
+    return engine.replicas * gpus_of_server(engine)
 
 
 def gpus_of_server(engine: EngineConfig) -> int:

@@ -1,7 +1,7 @@
 """Reward models from transformers: a classifier with one number for a conversation, a group of answers at a time."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,10 @@ from anyio import to_thread
 
 from rollouts_core.data.rendering import chat_format, fitting_render
 from rollouts_core.errors import BadInput
+from rollouts_core.inference.endpoints.client import connected
+from rollouts_core.inference.endpoints.openai import message_to_openai
+from rollouts_core.inference.endpoints.served import is_served
+from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.rewards.reward import GroupReward, OpenReward
 from rollouts_core.types import Message, Sample
 
@@ -18,7 +22,7 @@ from rollouts_core.types import Message, Sample
 @dataclass(frozen=True)
 class RewardModelSettings:
     name: str
-    """Hub name, or a local directory."""
+    """Hub name, a local directory, or `served://NAME` of the config's `served`, which has settings of its own."""
     revision: str | None = None
     dtype: str = "float32"
     device: str = "auto"
@@ -34,14 +38,40 @@ def reward_model(settings: RewardModelSettings) -> OpenReward:
 
     @asynccontextmanager
     async def open_model() -> AsyncIterator[GroupReward]:
-        model, tokenizer = await to_thread.run_sync(partial(_loaded, settings))
-        yield GroupReward(partial(_scores, settings, model, tokenizer))
+        scores = await to_thread.run_sync(load_scorer, settings)
+        yield GroupReward(lambda samples: scores([_conversation(sample) for sample in samples]))
 
     def check() -> None:
         if settings.name.startswith(("/", ".")) and not Path(settings.name, "config.json").is_file():
             raise BadInput(f"reward model {settings.name}: holds no config.json: not a Hugging Face model directory")
 
-    return OpenReward(open_model, check)
+    return OpenReward(_opened(settings.name) if is_served(settings.name) else open_model, check)
+
+
+Scorer = Callable[[Sequence[Sequence[Message]]], list[float]]
+"""Of conversations."""
+
+
+def load_scorer(settings: RewardModelSettings) -> Scorer:
+    """Scores conversations. Raises `BadInput` for what is no reward model."""
+    return partial(_scores, settings, *_loaded(settings))
+
+
+def _opened(url: str) -> Callable[[], AbstractAsyncContextManager[GroupReward]]:
+    """Of a served model."""
+
+    @asynccontextmanager
+    async def open_served() -> AsyncIterator[GroupReward]:
+        async with connected(Service(url, ""), {}) as client:
+
+            async def scores(samples: Sequence[Sample]) -> list[float]:
+                told = [list(map(message_to_openai, _conversation(sample))) for sample in samples]
+                answer = await client.post("score", {"conversations": told})
+                return [float(score) for score in answer["scores"]]
+
+            yield GroupReward(scores)
+
+    return open_served
 
 
 def _loaded(settings: RewardModelSettings) -> tuple[Any, Any]:
@@ -68,13 +98,14 @@ def _loaded(settings: RewardModelSettings) -> tuple[Any, Any]:
     return model.to(device).eval(), tokenizer
 
 
-def _scores(settings: RewardModelSettings, model: Any, tokenizer: Any, samples: Sequence[Sample]) -> list[float]:
+def _scores(
+    settings: RewardModelSettings, model: Any, tokenizer: Any, conversations: Sequence[Sequence[Message]]
+) -> list[float]:
     import torch
 
     chat = chat_format(tokenizer)
     texts = []
-    for sample in samples:
-        messages = _conversation(sample)
+    for messages in conversations:
         texts.append(fitting_render(chat, messages)(messages))
     tokenizer.padding_side, tokenizer.truncation_side = "right", "left"
     scores: list[float] = []

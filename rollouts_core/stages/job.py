@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
+from rollouts_core.inference.endpoints.served import announce
 from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.stages.exhausted import is_out_of_memory, message_of_a_rank, out_of_memory_message
 from rollouts_core.stages.ranks import group_of, help_rank_zero, lead, words_of
@@ -90,7 +91,9 @@ def _help(directory: Path, ranks: Any) -> int:
 
 
 def _make(directory: Path, spec: Mapping[str, Any], stages: Sequence[Stage], ranks: Any) -> int:
-    threading.Thread(target=_keep_pulse, args=(directory / "pulse",), daemon=True).start()
+    served = {name: directory.parent / f"serve-{chain}" for name, chain in spec.get("served", {}).items()}
+    announce(served)
+    threading.Thread(target=_keep_pulse, args=(directory / "pulse", list(served.values())), daemon=True).start()
     store = open_store(Path(spec["store"]["home"]), spec["store"]["url"])
     followed = JSONLLogger(directory / "metrics.jsonl")
     with open_session(directory.parent / f"serve-{directory.name}", ranks) as session:
@@ -160,11 +163,15 @@ def prepare_torch(device: str) -> str:
     return chosen
 
 
-def _keep_pulse(file: Path) -> None:
-    """For as long as this process runs: one that is paused, or stuck for good, is ended by its runner."""
+def _keep_pulse(file: Path, served: Sequence[Path]) -> None:
+    """For as long as this process runs: one that is paused, or stuck for good, is ended by its runner. Servers of
+    models beside the policy are wanted for as long."""
     while True:
         with suppress(OSError):
             file.touch()
+        for directory in served:
+            with suppress(OSError):
+                os.utime(directory / "attended")
         time.sleep(PULSE_SECONDS)
 
 

@@ -13,6 +13,7 @@ from rollouts_core.config import (
     PipelineConfig,
     PretrainedModel,
     ScratchModel,
+    Served,
     Source,
     SourceOrMixture,
 )
@@ -23,7 +24,7 @@ from rollouts_core.errors import BadInput
 from rollouts_core.inference.published import MIXTURES_ON_VLLM, experts_of, heads_of, problems_with
 from rollouts_core.rewards.functions import identify_reward
 from rollouts_core.rollout.filters import identify_filter
-from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, TokenizeSpec
+from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, ServeSpec, SFTSpec, TokenizeSpec
 from rollouts_core.stages.stage import VERSIONS, Stage
 from rollouts_core.store.identity import External, identify_model, identify_source, identify_teacher
 from rollouts_core.user_code import identify_function
@@ -40,6 +41,8 @@ class Plan:
     dpo: Stage | None
     rl: tuple[Stage, ...]
     evaluate: tuple[Stage, ...]
+    served: tuple[Stage, ...] = ()
+    """Models that RL and evaluation ask. They leave no artifact, so they are none of `stages`."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -69,13 +72,15 @@ def plan(config: PipelineConfig) -> Plan:
     tokenize = _tokenize(config, external)
     sft = _sft(config, external, tokenize)
     dpo = _dpo(config, external, tokenize, sft)
+    served = tuple(_serve(served, external[served.url]) for served in config.served)
+    external = external | {stage.name: External({"served": stage.key}, stage.name) for stage in served}
     rl = _rl(config, external, tokenize, dpo or sft)
-    return Plan(tokenize, sft, dpo, rl, _evaluations(config, external, tokenize, sft, dpo, rl))
+    return Plan(tokenize, sft, dpo, rl, _evaluations(config, external, tokenize, sft, dpo, rl), served)
 
 
 def evaluations_alone(plan: Plan) -> Plan:
     """Tokenization and evaluation, of policies that others have trained."""
-    return Plan(plan.tokenize, None, None, (), plan.evaluate)
+    return Plan(plan.tokenize, None, None, (), plan.evaluate, plan.served)
 
 
 def dependents(plan: Plan, changed: Sequence[Stage]) -> list[Stage]:
@@ -157,10 +162,20 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Sta
         inputs = {"data": tokenize.artifact} | ({"policy": previous.artifact} if previous else {}) | reference
         filters = [role for role in external if role.startswith("filter-")]
         outside = _pick(
-            external, "reward", "algorithm", "teacher", "environment", *filters, *(["model"] if first_model else [])
-        )
+            external, "reward", "algorithm", "teacher", "environment", *filters, *_asked_by(config, "rl"),
+            *(["model"] if first_model else []),
+        )  # fmt: skip
         segments.append(Stage(f"rl-{len(segments) + 1}", "rl", VERSIONS["rl"], spec, inputs, outside))
     return tuple(segments)
+
+
+def _serve(served: Served, model: External) -> Stage:
+    return Stage(f"serve-{served.name}", "serve", VERSIONS["serve"], ServeSpec(served=served), {}, {"model": model})
+
+
+def _asked_by(config: PipelineConfig, kind: str) -> list[str]:
+    """The roles of the served models that stages of a kind ask."""
+    return [f"serve-{served.name}" for served in config.served if kind in served.asked_by]
 
 
 def _evaluations(
@@ -189,7 +204,8 @@ def _evaluations(
             max_length=config.data.max_length,
         )
         inputs = {"data": tokenize.artifact} | ({"policy": policy.artifact} if policy else {})
-        outside = _pick(external, "score", "environment", *([] if policy else ["model"]))
+        asked = _asked_by(config, "evaluate")
+        outside = _pick(external, "score", "environment", *asked, *([] if policy else ["model"]))
         stages.append(Stage(f"evaluate-{point}", "evaluate", VERSIONS["evaluate"], spec, inputs, outside))
     return tuple(stages)
 
@@ -213,6 +229,8 @@ def _identify(config: PipelineConfig) -> Externals:
             looks[f"filter-{number}"] = (f"rl.rollouts.filters.{number}", partial(identify_filter, name))
     if config.environment is not None:
         looks["environment"] = ("environment.name", partial(identify_environment, config.environment.name))
+    for served in config.served:
+        looks[served.url] = (f"served.{served.name}.model.name", partial(identify_model, served.model))
     looks["score"] = ("evaluation.reward", partial(identify_reward, config.evaluation.reward))
     found: Externals = {}
     problems = _unsuited(config)

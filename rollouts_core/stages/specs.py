@@ -13,6 +13,7 @@ from rollouts_core.config import (
     Overlong,
     RLConfig,
     Role,
+    Served,
     SFTConfig,
     Source,
     TokenizationConfig,
@@ -100,6 +101,21 @@ class EvaluateSpec:
     max_length: int
 
 
+@part
+class ServeSpec:
+    """A model beside the policy. Its servers are no artifact; stages that ask them have this one's key in theirs."""
+
+    served: Served
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.served.model.dtype
+
+    @property
+    def max_length(self) -> int:
+        return self.served.max_length
+
+
 def servers_of(spec: "Spec") -> EngineConfig | None:
     """The engine whose servers are beside the stage's job; None where it needs none."""
     match spec:
@@ -112,4 +128,9 @@ def servers_of(spec: "Spec") -> EngineConfig | None:
     return engine if engine is not None and engine.has_servers else None
 
 
-Spec = TokenizeSpec | TokenizePartSpec | SFTSpec | DPOSpec | RLSpec | EvaluateSpec
+def served_in(spec: "Spec") -> Served:
+    assert isinstance(spec, ServeSpec), "the planner pairs this stage with its spec"
+    return spec.served
+
+
+Spec = TokenizeSpec | TokenizePartSpec | SFTSpec | DPOSpec | RLSpec | EvaluateSpec | ServeSpec

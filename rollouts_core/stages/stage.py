@@ -7,12 +7,21 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from rollouts_core.stages.specs import DPOSpec, EvaluateSpec, RLSpec, SFTSpec, Spec, TokenizePartSpec, TokenizeSpec
+from rollouts_core.stages.specs import (
+    DPOSpec,
+    EvaluateSpec,
+    RLSpec,
+    ServeSpec,
+    SFTSpec,
+    Spec,
+    TokenizePartSpec,
+    TokenizeSpec,
+)
 from rollouts_core.store.identity import External
 from rollouts_core.store.keys import canonical, key_of
 from rollouts_core.store.manifest import ArtifactId
 
-Kind = Literal["tokenizer", "tokenize_part", "tokenize", "sft", "dpo", "rl", "evaluate"]
+Kind = Literal["tokenizer", "tokenize_part", "tokenize", "sft", "dpo", "rl", "evaluate", "serve"]
 
 SPECS: Mapping[Kind, type[Spec]] = {
     "tokenizer": TokenizeSpec,
@@ -22,10 +31,11 @@ SPECS: Mapping[Kind, type[Spec]] = {
     "dpo": DPOSpec,
     "rl": RLSpec,
     "evaluate": EvaluateSpec,
+    "serve": ServeSpec,
 }
 
 VERSIONS: Mapping[Kind, int] = {
-    "tokenizer": 5, "tokenize_part": 5, "tokenize": 5, "sft": 3, "dpo": 1, "rl": 5, "evaluate": 2,
+    "tokenizer": 5, "tokenize_part": 5, "tokenize": 5, "sft": 3, "dpo": 1, "rl": 5, "evaluate": 2, "serve": 1,
 }  # fmt: skip
 """Bump one when the meaning of that stage's output changes; its artifacts are then made again."""
 

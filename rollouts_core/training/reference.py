@@ -5,7 +5,7 @@ address are the same to the loop. A teacher's server is asked for log-probabilit
 have the policy's tokenizer, and answers for other tokens are refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput, EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.endpoints.served import Addresses, addresses_of
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.training.backend import ImmediateTrainFuture, TokenScores, TrainBatch, TrainFuture
 from rollouts_core.training.collate import learnt
@@ -21,6 +22,9 @@ from rollouts_core.training.streams import Cuts, scores_of
 
 Reference = Callable[[Sequence[Example], Cuts], Sequence[Floats]]
 """Log-probabilities of each sequence's learnt tokens."""
+
+Call = Callable[..., Awaitable[Any]]
+"""With method, path, body and deadline in seconds."""
 
 AT_ONCE = 64
 ANSWER_SECONDS = 600.0
@@ -42,22 +46,24 @@ def reference_backend(score: Callable[[TrainBatch], TrainFuture[TokenScores]]) -
 
 
 def reference_server(url: str) -> Reference:
-    """A server of SGLang or vLLM. Raises `EngineUnavailable` when it does not answer, `BadInput` when it refuses the
-    tokens or answers for others."""
-    return lambda examples, cuts: anyio.run(_scored, url, examples)
+    """A server of SGLang, vLLM or our own. Raises `EngineUnavailable` when it does not answer, `BadInput` when it
+    refuses the tokens or answers for others."""
+    addresses = addresses_of(url)
+    return lambda examples, cuts: anyio.run(_scored, url, addresses, examples)
 
 
-async def _scored(url: str, examples: Sequence[Example]) -> list[Floats]:
+async def _scored(url: str, addresses: Addresses, examples: Sequence[Example]) -> list[Floats]:
     client, places = JsonClient(), anyio.CapacityLimiter(AT_ONCE)
+    call = partial(_tried, client, addresses)
     found: list[Floats] = [np.zeros(0)] * len(examples)
     try:
-        served = await _tried(partial(client.call, "GET", f"{url}/v1/models", deadline=30.0))
+        served = await call("GET", "/v1/models", None, 30.0)
         model = served["data"][0]
         ask = _ask_vllm if model.get("owned_by") == "vllm" else _ask_sglang
 
         async def score(index: int) -> None:
             async with places:
-                found[index] = await ask(client, url, model["id"], examples[index])
+                found[index] = await ask(call, url, model["id"], examples[index])
 
         async with anyio.create_task_group() as tasks:
             for index in range(len(examples)):
@@ -72,14 +78,14 @@ async def _scored(url: str, examples: Sequence[Example]) -> list[Floats]:
     return found
 
 
-async def _ask_sglang(client: JsonClient, url: str, model: str, example: Example) -> Floats:
+async def _ask_sglang(call: Call, url: str, model: str, example: Example) -> Floats:
     body = {
         "input_ids": example.tokens.tolist(),
         "return_logprob": True,
         "logprob_start_len": 0,
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
     }
-    answer = await _tried(partial(client.call, "POST", f"{url}/generate", body, deadline=ANSWER_SECONDS))
+    answer = await call("POST", "/generate", body, ANSWER_SECONDS)
     try:
         pairs = [(token, value) for value, token, *_ in answer["meta_info"]["input_token_logprobs"]]
     except (KeyError, TypeError, ValueError) as error:
@@ -87,10 +93,10 @@ async def _ask_sglang(client: JsonClient, url: str, model: str, example: Example
     return _of_learnt(url, example, pairs)
 
 
-async def _ask_vllm(client: JsonClient, url: str, model: str, example: Example) -> Floats:
+async def _ask_vllm(call: Call, url: str, model: str, example: Example) -> Floats:
     tokens = example.tokens.tolist()
     body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-    answer = await _tried(partial(client.call, "POST", f"{url}/v1/completions", body, deadline=ANSWER_SECONDS))
+    answer = await call("POST", "/v1/completions", body, ANSWER_SECONDS)
     try:
         entries = answer["choices"][0]["prompt_logprobs"]
         values = [
@@ -110,10 +116,13 @@ def _of_learnt(url: str, example: Example, pairs: Sequence[tuple[int, float | No
     return np.array(values, np.float64)
 
 
-async def _tried(call: Callable[[], Any]) -> Any:
-    for pause in range(1, TRIES):
+async def _tried(client: JsonClient, addresses: Addresses, method: str, path: str, body: Any, seconds: float) -> Any:
+    for tries in range(1, TRIES + 1):
         try:
-            return await call()
+            async with addresses.one() as url:
+                return await client.call(method, f"{url}{path}", body, deadline=seconds)
         except EngineUnavailable:
-            await anyio.sleep(2.0**pause / 2)
-    return await call()
+            if tries == TRIES:
+                raise
+            await anyio.sleep(2.0**tries / 2)
+    raise AssertionError("the last try returns or raises")

@@ -19,6 +19,7 @@ import aiohttp
 import anyio
 
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.inference.endpoints.served import addresses_of
 from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.types.episode import Usage
 
@@ -40,6 +41,7 @@ class Client:
         self._session, self._headers = session, dict(headers)
         self._places = anyio.Semaphore(service.max_concurrent)
         self._open_at = 0.0
+        self._addresses = addresses_of(service.url)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The answer as data.
@@ -86,11 +88,12 @@ class Client:
         if budget is not None and self.used.cost >= budget:
             raise EngineRefused(f"{self.service.url}: the budget of {budget:g} is spent ({self.used.cost:.4g})")
         place, seconds = self._place(path), self.service.answer_seconds
-        async with self._places:
+        async with self._places, self._addresses.one() as address:
             await anyio.sleep(max(0.0, self._open_at - time.monotonic()))
             try:
                 timeout = aiohttp.ClientTimeout(total=seconds)
-                async with self._session.post(place, json=body, headers=self._headers, timeout=timeout) as answer:
+                url = f"{address.rstrip('/')}/{path}"
+                async with self._session.post(url, json=body, headers=self._headers, timeout=timeout) as answer:
                     if answer.status >= 400:
                         self._refuse(place, answer, (await answer.read())[:SAID].decode(errors="replace"))
                     yield answer

@@ -1,0 +1,44 @@
+"""Models that a run asks beside its policy."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rollouts_core.config.engine import EngineConfig
+from rollouts_core.config.model import PretrainedModel
+from rollouts_core.config.schema import Operational, or_raise, part
+
+SCHEME = "served://"
+
+
+@part
+class Served:
+    """A judge, a teacher, a reward model: kept by servers of its own while RL and evaluation run, and asked at
+    `served://NAME`."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=30, description="As in served://NAME.")
+    model: PretrainedModel = Field(description="Hub name or local directory.")
+    task: Literal["chat", "score"] = Field(
+        default="chat",
+        description="chat: it answers. score: it gives a teacher's log-probabilities, or a reward model's scores.",
+    )
+    max_length: int = Field(default=4096, ge=2, description="Tokens of what is asked and answered together.")
+    engine: EngineConfig = Field(
+        default_factory=EngineConfig, description="What serves it, and where; embedded: a server of our own."
+    )
+    asked_by: Operational[tuple[Literal["rl", "evaluate"], ...]] = Field(
+        default=("rl", "evaluate"), min_length=1, description="The stages that ask it, whose results depend on it."
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_engine(self) -> "Served":
+        problems = []
+        if self.engine.replay_experts:
+            problems.append("engine.replay_experts is of the policy that is trained")
+        if self.engine.kind == "embedded" and self.model.trust_remote_code:
+            problems.append("model.trust_remote_code: only sglang and vllm run a served model's own code")
+        return or_raise(self, problems)
+
+    @property
+    def url(self) -> str:
+        return f"{SCHEME}{self.name}"

@@ -1,0 +1,96 @@
+"""Whole runs that ask models beside their policy: a teacher, a judge and a reward model, by servers of their own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts_core.metrics.loggers import read_jsonl
+from tests.conftest import Done
+from tests.flows.test_engine_machines import processes_with
+from tests.flows.test_remote_run import start, variables  # noqa: F401
+from tests.rollouts_core.models import character_tokenizer, tiny_model
+from tests.rollouts_core.rewards.test_judge import saved_reward_model
+
+REWARDS = """
+from contextlib import asynccontextmanager
+
+from rollouts_core.inference.endpoints.openai import openai_endpoint
+from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.rewards.model import RewardModelSettings, reward_model
+from rollouts_core.rewards.reward import OpenReward
+from rollouts_core.types.episode import AgentState
+
+scored = reward_model(RewardModelSettings("served://scorer"))
+
+
+@asynccontextmanager
+async def opened():
+    async with openai_endpoint(Service("served://talker/v1", "talker", temperature=0.0)) as endpoint:
+
+        async def agrees(sample):
+            answered = await endpoint.complete(AgentState(sample.prompt.messages), 3)
+            return float(answered.message.content == sample.response)
+
+        yield agrees
+
+
+agreement = OpenReward(opened)
+"""
+
+
+@pytest.fixture
+def asking(config_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """A config whose policy has a teacher, a reward that asks a model, and an evaluation that asks another."""
+    saved_reward_model(tmp_path / "scorer")
+    for number, name in enumerate(("teacher", "talker")):
+        tiny_model(seed=number).save_pretrained(tmp_path / name)
+        character_tokenizer().save_pretrained(tmp_path / name)
+    (tmp_path / "rewards.py").write_text(REWARDS)
+
+    def write(engine: dict[str, Any], **parts: Any) -> Path:
+        shared = {"max_length": 12, "engine": engine}
+        served = [
+            {"name": name, "model": {"kind": "pretrained", "name": str(tmp_path / name)}, **shared, **given}
+            for name, given in {
+                "teacher": {"task": "score", "asked_by": ["rl"]},
+                "talker": {"asked_by": ["rl"]},
+                "scorer": {"task": "score", "max_length": 48, "asked_by": ["evaluate"]},
+            }.items()
+        ]
+        path = config_file(
+            sft={"steps": 20},
+            rl={
+                "steps": 2,
+                "algorithm": {"kind": "distillation", "teacher": "served://teacher"},
+                "reward": f"{tmp_path / 'rewards.py'}:agreement",
+                **parts.pop("rl", {}),
+            },
+            evaluation={"reward": f"{tmp_path / 'rewards.py'}:scored"},
+            **parts,
+        )
+        path.write_text(json.dumps({**json.loads(path.read_text()), "served": served}))
+        return path
+
+    return write
+
+
+def test_a_teacher_a_judge_and_a_reward_model_are_asked_beside_the_policy(
+    asking: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    done = rollouts("run", asking({}), "--json", "--store", store)
+    assert done.status == 0, done.err
+    record = done.json()
+    metrics = list(read_jsonl(tmp_path / "outputs" / record["run_id"] / "rl_metrics.jsonl"))
+    assert all(line["kl"] != 0 for line in metrics), "the teacher is asked"
+    told = {entry["point"]: entry for entry in record["accuracies"]}
+    assert set(told) == {"base", "sft", "rl"}
+    assert not processes_with(b"serving.beside", str(tmp_path).encode())
+    states = {stage["name"]: stage["state"] for stage in record["stages"]}
+    assert [states[f"serve-{name}"] for name in ("teacher", "talker", "scorer")] == ["Completed"] * 3
+    assert rollouts("run", asking({}), "--store", store).status == 0
+    logs = [file.read_text() for file in (store / "jobs").glob("serve-*/log")]
+    assert [log.count("answers at") for log in logs] == [1, 1, 1], "a run that has all of it starts none"
