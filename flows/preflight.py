@@ -98,11 +98,12 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks.append(partial(check_hub, config.results))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
     checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
-    checks += [partial(_check_engine_machines, config, "engine", config.engine)] if config.rl else []
     if (engine := config.evaluation.engine) is not None:
-        checks.append(partial(_check_engine_machines, config, "evaluation.engine", engine))
+        checks.append(partial(_check_engine_machines, config, "evaluation.engine", engine, {}))
+    taken: dict[str, int] = {}
+    checks += [partial(_check_engine_machines, config, "engine", config.engine, taken)] if config.rl else []
     checks += [
-        partial(_check_engine_machines, config, f"served.{one.name}.engine", one.engine) for one in config.served
+        partial(_check_engine_machines, config, f"served.{one.name}.engine", one.engine, taken) for one in config.served
     ]
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
@@ -128,20 +129,30 @@ def _check_environment(config: PipelineConfig) -> None:
         check_environment(environment)
 
 
-def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineConfig) -> None:
-    """Raises `BadInput` where a machine is not known or does not fit, or all together have too little room."""
+def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineConfig, taken: dict[str, int]) -> None:
+    """Raises `BadInput` where a machine is not known or does not fit, or all together have too little room.
+
+    `taken`: GPUs of each machine that other servers of the run have at the same time; these are added.
+    """
     asked = engine.machines
     if asked is None or asked.rented:
         return
     hosts = engine_hosts(asked, (config.machine.name, *config.machine.peers))
-    room = 0
-    for host in hosts.values():
-        gpus = 0 if config.machine.device == "cpu" else host.gpus if asked.gpus is None else asked.gpus
-        room += replicas_on(engine, gpus, room, len(hosts))
+    room, shared = 0, []
+    for name, host in hosts.items():
+        leased = host.gpus if asked.gpus is None else asked.gpus
+        if leased + taken.get(name, 0) > host.gpus:
+            shared.append(name)
+        elif room < engine.replicas:
+            taken[name] = taken.get(name, 0) + leased
+            room += replicas_on(engine, 0 if config.machine.device == "cpu" else leased, room, len(hosts))
     if room < engine.min_replicas:
+        others = (
+            f"; other servers of this run take the GPUs of {', '.join(shared)} (say machines.gpus)" if shared else ""
+        )
         raise BadInput(
             f"{field}.min_replicas: {', '.join(hosts)} have room for {room} servers of {gpus_of_server(engine)} GPUs, "
-            f"and {engine.min_replicas} are needed"
+            f"and {engine.min_replicas} are needed{others}"
         )
 
 

@@ -1,16 +1,21 @@
 """Whole runs that ask models beside their policy: a teacher, a judge and a reward model, by servers of their own."""
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollouts_core.metrics.loggers import read_jsonl
-from tests.conftest import Done
-from tests.flows.test_engine_machines import processes_with
+from tests.conftest import Done, until
+from tests.flows.test_engine_machines import ENGINE, Hosts, command_line, processes_with
 from tests.flows.test_remote_run import start, variables  # noqa: F401
+from tests.hosts import HostMachine
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 from tests.rollouts_core.rewards.test_judge import saved_reward_model
 
@@ -50,8 +55,8 @@ def asking(config_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
         character_tokenizer().save_pretrained(tmp_path / name)
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def write(engine: dict[str, Any], **parts: Any) -> Path:
-        shared = {"max_length": 12, "engine": engine}
+    def write(by: dict[str, Any], **parts: Any) -> Path:
+        shared = {"max_length": 12, "engine": by}
         served = [
             {"name": name, "model": {"kind": "pretrained", "name": str(tmp_path / name)}, **shared, **given}
             for name, given in {
@@ -94,3 +99,37 @@ def test_a_teacher_a_judge_and_a_reward_model_are_asked_beside_the_policy(
     assert rollouts("run", asking({}), "--store", store).status == 0
     logs = [file.read_text() for file in (store / "jobs").glob("serve-*/log")]
     assert [log.count("answers at") for log in logs] == [1, 1, 1], "a run that has all of it starts none"
+
+
+@pytest.mark.slow
+def test_they_are_on_other_machines_and_one_is_killed(
+    asking: Callable[..., Path],
+    three_hosts: Hosts,
+    variables: dict[str, str],  # noqa: F811
+    start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The policy's servers are on the same machines, with leases of their own."""
+    store = tmp_path / "store"
+    config = asking(
+        {"machines": {"names": ["host-b", "host-c"], "gpus": 0}, "replicas": 2, "start_minutes": 3.0},
+        engine=ENGINE,
+        rl={"steps": 60, "steps_per_segment": 60},
+        machine={"device": "cpu"},
+    )
+    run = start("run", config, "--json", "--store", store)
+    trainer = until(lambda: next((store / "jobs").glob("rl-1-*/metrics.jsonl"), None), "the trainer", 240.0)
+    until(lambda: len(trainer.read_text().splitlines()) > 3, "a step", 120.0)
+    b, c = (partial(beside, host) for host in three_hosts[1:])
+    until(lambda: (len(b()), len(c())) == (3, 3), "all servers", 120.0)
+    for pid in b():
+        os.kill(pid, signal.SIGKILL)
+    out, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, out[-3000:]
+    assert all(line["kl"] != 0 for line in read_jsonl(next((tmp_path / "outputs").glob("*/rl_metrics.jsonl"))))
+    assert all(host.idle() for host in three_hosts)
+
+
+def beside(host: HostMachine) -> list[int]:
+    """The processes of models beside the policy there."""
+    return [pid for pid in host.processes() if b"serving.beside" in command_line(pid)]
