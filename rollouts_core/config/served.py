@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from rollouts_core.config.engine import EngineConfig
 from rollouts_core.config.model import PretrainedModel
-from rollouts_core.config.schema import Operational, or_raise, part
+from rollouts_core.config.schema import or_raise, part
 
 SCHEME = "served://"
 
@@ -26,7 +26,7 @@ class Served:
     engine: EngineConfig = Field(
         default_factory=EngineConfig, description="What serves it, and where; embedded: a server of our own."
     )
-    asked_by: Operational[tuple[Literal["rl", "evaluate"], ...]] = Field(
+    asked_by: tuple[Literal["rl", "evaluate"], ...] = Field(
         default=("rl", "evaluate"), min_length=1, description="The stages that ask it, whose results depend on it."
     )
 

@@ -5,7 +5,7 @@ plan reads and hashes the data files and imports no torch.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rollouts_core.config import (
@@ -170,7 +170,9 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Sta
 
 
 def _serve(served: Served, model: External) -> Stage:
-    return Stage(f"serve-{served.name}", "serve", VERSIONS["serve"], ServeSpec(served=served), {}, {"model": model})
+    """Who asks it is said by the inputs of those stages, and does not change what it is."""
+    spec = ServeSpec(served=replace(served, asked_by=("rl",)))
+    return Stage(f"serve-{served.name}", "serve", VERSIONS["serve"], spec, {}, {"model": model})
 
 
 def _asked_by(config: PipelineConfig, kind: str) -> list[str]:

@@ -30,6 +30,7 @@ PLACES = {
     "Parquet": "data.prompts", "Arrow": "data.preferences",
     "Mixture": "data.demonstrations", "Weighted": "data.demonstrations.sources.0",
     "TokenizationConfig": "data.tokenization", "EnvironmentConfig": "environment",
+    "Served": "served.0",
     **dict.fromkeys((name for name in vars(algorithms) if hasattr(vars(algorithms)[name], "kind")), "rl.algorithm"),
 }  # fmt: skip
 """Where in the config a part stands."""
@@ -100,6 +101,7 @@ CHANGES: dict[str, Any] = {
     "EvaluationConfig.reward_seconds": 5.0, "EvaluationConfig.engine": {"max_running_requests": 3},
     **{f"{part}.top_p": 0.9 for part in DRAWING}, **{f"{part}.top_k": 20 for part in DRAWING},
     **{f"{part}.min_p": 0.1 for part in DRAWING}, **{f"{part}.stop": ["="] for part in DRAWING},
+    "Served.name": "other", "Served.task": "score", "Served.max_length": 9, "Served.asked_by": ["rl"],
     "EvaluationConfig.limit": 3, "EvaluationConfig.max_new_tokens": 2, "EvaluationConfig.reward": "contains_answer",
     "StoreConfig.path": "/tmp/elsewhere", "StoreConfig.url": "memory://elsewhere", "StoreConfig.outputs": "/tmp/out",
 }  # fmt: skip
@@ -118,6 +120,10 @@ OF_MIXTURES = ("ParallelConfig.expert", "BackendConfig.balance_experts", "Engine
 NOT_IN_A_SPEC = ("PipelineConfig.name",)
 
 
+OF_PARTS = ("PipelineConfig.served", "Served.model", "Served.engine")
+"""Fields that hold parts which stand elsewhere as well, or several."""
+
+
 def parts() -> list[Any]:
     return [value for value in vars(config_module).values() if hasattr(value, "__pydantic_fields__")]
 
@@ -129,7 +135,11 @@ def own_fields() -> list[tuple[str, bool]]:
         identity = identity_fields(part)
         for field in fields(part):
             path = ".".join([PLACES[part.__name__], field.name] if PLACES[part.__name__] else [field.name])
-            if field.name not in ("kind", "source", "sources") and path not in PLACES.values():
+            if (
+                field.name not in ("kind", "source", "sources")
+                and f"{part.__name__}.{field.name}" not in OF_PARTS
+                and path not in PLACES.values()
+            ):
                 found.append((f"{part.__name__}.{field.name}", field.name in identity))
     return found
 
@@ -183,6 +193,8 @@ def base(small_config: dict[str, Any], pretrained: Path) -> Callable[[str], dict
             data["backend"] = {"lora": {}}
         if part == "Distillation":
             data["rl"]["algorithm"] = {"kind": "distillation", "teacher": str(pretrained)}
+        if part == "Served":
+            data["served"] = [{"name": "grader", "model": {"kind": "pretrained", "name": str(pretrained)}}]
         if part == "CustomAlgorithm":
             data["rl"]["algorithm"]["function"] = "rollouts_core.rollout.filters:identify_filter"
         if part == "EnvironmentConfig":

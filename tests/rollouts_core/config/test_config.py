@@ -205,7 +205,7 @@ def test_configs_are_frozen(pipeline_config: PipelineConfig) -> None:
 def test_every_field_is_described_and_on_its_side() -> None:
     """Adding a field means saying here whether it can change a result."""
     parts = [value for value in vars(config_module).values() if hasattr(value, "__pydantic_fields__")]
-    assert len(parts) == 37
+    assert len(parts) == 38
     for part in parts:
         names = {field.name for field in fields(part)}
         assert names - set(identity_fields(part)) == OPERATIONAL.get(part.__name__, set()), part.__name__
@@ -225,6 +225,26 @@ def test_every_field_is_described_and_on_its_side() -> None:
 def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem: str) -> None:
     with pytest.raises(BadInput, match=re.escape(problem)):
         load_config(Path("configs/arithmetic.py"), settings)
+
+
+@pytest.mark.parametrize(
+    ("served", "problem"),
+    [
+        ([{"name": "a"}, {"name": "a"}], "served: a is there twice"),
+        ([{"name": "a", "asked_by": []}], "asked_by"),
+        ([{"name": "A b"}], "name"),
+        ([{"name": "a"}], "rl.algorithm.teacher: served a needs task score, and rl in asked_by"),
+        ([{"name": "b", "task": "score"}], "served://a is not in `served`, which has ['b']"),
+        ([{"name": "a", "task": "score", "engine": {"replay_experts": True}}], "replay_experts"),
+    ],
+)
+def test_what_is_wrong_with_models_beside_the_policy(
+    small_config: dict[str, Any], served: list[dict[str, Any]], problem: str
+) -> None:
+    model = {"kind": "pretrained", "name": "some/model"}
+    small_config["rl"]["algorithm"] = {"kind": "distillation", "teacher": "served://a"}
+    with pytest.raises(BadInput, match=re.escape(problem)):
+        from_data(small_config | {"served": [{"model": model, **one} for one in served]})
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,21 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts_core.config import BackendConfig, EngineConfig, MachineConfig, PipelineConfig, placement_of
+from rollouts_core.config import (
+    BackendConfig,
+    EngineConfig,
+    EngineMachines,
+    MachineConfig,
+    PipelineConfig,
+    PretrainedModel,
+    Served,
+    placement_of,
+)
+from rollouts_core.config.placement import left_by_served, placement_of_served
 from rollouts_core.errors import BadInput
 
 FEW = st.integers(1, 4)
@@ -56,3 +67,21 @@ def test_what_cant_be_placed_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match=problem):
         replace(pipeline_config, machine=machine, backend=BackendConfig(processes=processes), engine=engine)
+
+
+def served(name: str, **engine: Any) -> Served:
+    return Served(name=name, model=PretrainedModel(name="some/model"), engine=EngineConfig(kind="sglang", **engine))
+
+
+def test_models_beside_the_policy_have_the_last_gpus() -> None:
+    beside = [
+        served("judge", replicas=2),
+        served("away", machines=EngineMachines(names=("gpu1",))),
+        served("teacher", tensor_parallel=2),
+    ]
+    assert left_by_served(8, beside) == 4
+    assert placement_of_served(8, beside, "judge").servers == ((6,), (7,))
+    assert placement_of_served(8, beside, "teacher").servers == ((4, 5),)
+    assert (left_by_served(0, beside), placement_of_served(0, beside, "judge").servers) == (0, ((), ()))
+    with pytest.raises(ValueError, match="judge, teacher \\(served\\) need 4 GPUs for themselves and 4 are leased"):
+        left_by_served(4, beside)
