@@ -9,7 +9,7 @@ JSON what it wants:
 
     look                        the replicas; asking keeps the job attended
     restart                     asks for a new start of a replica
-    held, put, settle           new weights (see `weight_files`); the bytes follow a `put`
+    held, put, settle           new weights (see `weight_files`); the bytes follow a `put`, or their changes do
 """
 
 import asyncio
@@ -87,7 +87,9 @@ class Gate:
                 (complaints / weight_files.plain(asked["name"])).write_text(json.dumps(told))
                 return {}
             case "held":
-                return {"files": weight_files.held(self._memory, int(asked["version"]))}
+                version = int(asked["version"])
+                files, before = weight_files.held(self._memory, version), weight_files.before(self._memory, version)
+                return {"files": files, "before": before}
             case "put":
                 return await self._put(asked, reader)
             case "settle":
@@ -99,7 +101,11 @@ class Gate:
         version, name = int(asked["version"]), weight_files.plain(asked["name"])
         async with self._busy.setdefault(name, asyncio.Lock()):
             with weight_files.arriving(self._memory, version, name) as file:
-                left = int(asked["size"])
+                for size in asked.get("changes", ()):
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        change = await reader.readexactly(int(size))
+                    await asyncio.to_thread(file.take_change, change)
+                left = 0 if "changes" in asked else int(asked["size"])
                 while left:
                     async with asyncio.timeout(IDLE_SECONDS):
                         piece = await reader.read(min(left, WINDOW))

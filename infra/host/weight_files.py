@@ -5,15 +5,20 @@
 
 Decision: a file counts once it is whole and its digest is the sender's. A transfer that breaks off goes on with the
 files that are not there yet.
+
+Decision: a file of the version before goes when its successor has come, and not before: what comes may be its changes
+alone (`weight_changes`). So there is never more than one file of two versions.
 """
 
 import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from rollouts_core.weight_changes import PIECE, changed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._:-]*")
 SUFFIX = ".sha256"
@@ -34,15 +39,26 @@ def held(memory: Path, version: int) -> dict[str, str]:
     return {}
 
 
+def before(memory: Path, version: int) -> dict[str, str]:
+    """Digests of files of other versions, by name: what changes may be sent of."""
+    return {path.name.removesuffix(SUFFIX): path.read_text() for path in _others(memory, version, f"*{SUFFIX}")}
+
+
 class File:
     """One that arrives."""
 
-    def __init__(self, place: Path, opened: BinaryIO) -> None:
-        self._place, self._opened, self._digest = place, opened, hashlib.sha256()
+    def __init__(self, place: Path, opened: BinaryIO, before: BinaryIO | None) -> None:
+        self._place, self._opened, self._before, self._digest = place, opened, before, hashlib.sha256()
 
     def take(self, piece: bytes) -> None:
         self._digest.update(piece)
         self._opened.write(piece)
+
+    def take_change(self, change: bytes) -> None:
+        """The next piece, as what has changed in it. Raises ValueError where there is no version before it."""
+        if self._before is None:
+            raise ValueError("what has changed can't be told: the version before is not here")
+        self.take(changed(self._before.read(PIECE), change))
 
     def keep(self, digest: str) -> str:
         """Count the file as whole; why not, where it was damaged on its way."""
@@ -56,30 +72,41 @@ class File:
 
 @contextmanager
 def arriving(memory: Path, version: int, name: str) -> Iterator[File]:
-    """Take in a file of a version; the files of other versions go, and others of the same version stay."""
+    """Take in a file of a version; the file of that name of other versions goes behind it."""
     directory, settled = _arriving(memory, version), memory / f"version-{version}"
     if settled.exists():
         settled.rename(directory)
-    for old in (*memory.glob("arriving-*"), *memory.glob("version-*")):
-        if old != directory:
-            shutil.rmtree(old, ignore_errors=True)
     directory.mkdir(exist_ok=True, mode=0o700)
     half = directory / f".{plain(name)}"
     try:
-        with half.open("wb") as opened:
-            yield File(directory / name, opened)
+        with half.open("wb") as opened, ExitStack() as reading:
+            old = next(iter(_others(memory, version, name)), None)
+            yield File(directory / name, opened, reading.enter_context(old.open("rb")) if old else None)
+        if (directory / name).exists():
+            for old in (*_others(memory, version, name + SUFFIX), *_others(memory, version, name)):
+                old.unlink()
     finally:
         half.unlink(missing_ok=True)
 
 
 def settle(memory: Path, version: int, files: Mapping[str, str]) -> str:
-    """Make a version of its files, given by name and digest; says which are missing or others."""
+    """Make a version of its files, given by name and digest, and remove all others; says which files are not these."""
     there = held(memory, version)
     if wrong := sorted(name for name in files if there.get(name) != files[name]):
         return f"weight version {version} is not whole: {', '.join(wrong[:3])}"
     if _arriving(memory, version).exists():
         _arriving(memory, version).rename(memory / f"version-{version}")
+    for old in (*memory.glob("arriving-*"), *memory.glob("version-*")):
+        if old.name != f"version-{version}":
+            shutil.rmtree(old, ignore_errors=True)
     return ""
+
+
+def _others(memory: Path, version: int, pattern: str) -> list[Path]:
+    """Files of other versions."""
+    own = {f"version-{version}", f"arriving-{version}"}
+    found = (*memory.glob(f"arriving-*/{pattern}"), *memory.glob(f"version-*/{pattern}"))
+    return [path for path in found if path.parent.name not in own and not path.name.startswith(".")]
 
 
 def _arriving(memory: Path, version: int) -> Path:

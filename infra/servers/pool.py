@@ -183,6 +183,8 @@ class EnginePool:
             if status.state in ENDED:
                 yield from self._lost(member, member.reader)
         except RolloutsError as error:  # the others go on
+            if member.reader is None:
+                member.replicas = 0
             member.failed()
             if str(error) != member.said:
                 member.said = str(error)

@@ -33,6 +33,7 @@ STREAM_BYTES = 32 * 2**20
 """Less than this is not worth another stream."""
 VERIFY_SECONDS = 1800.0
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 20
+MAX_CROSSINGS = 2
 
 
 def send_tree(
@@ -40,9 +41,11 @@ def send_tree(
 ) -> int:
     """See to it that a host has a tree. Returns how many bytes were sent.
 
+    Two that send the same tree meet in one place there; who comes second may find it gone, and the tree there.
+
     Raises `Unreachable` when the host stays away, `MachineError` when it can't keep the tree.
     """
-    sent, before, stuck, damages = 0, -1, 0, 0
+    sent, before, stuck, damages, crossed = 0, -1, 0, 0, 0
     asked: dict[str, Any] = {"shelf": shelf, "name": name, "entries": list(entries)}
     while stuck < MAX_ATTEMPTS_WITHOUT_PROGRESS:
         offered = remote.call("offer", VERIFY_SECONDS, **asked)
@@ -54,10 +57,16 @@ def send_tree(
         before = left
         try:
             _in_streams(remote, missing, partial(_send, remote, offered["incoming"], root, entries))
+            sent += left
+            damaged = remote.call("settle", VERIFY_SECONDS, **asked, manifest=manifest)
         except Unreachable:
             continue
-        sent += left
-        if damaged := remote.call("settle", VERIFY_SECONDS, **asked, manifest=manifest):
+        except MachineError:
+            crossed += 1
+            if crossed > MAX_CROSSINGS:
+                raise
+            continue
+        if damaged:
             damages += 1
             if damages > 1:
                 raise MachineError(f"{remote.name}: {damaged[0]} arrives damaged: {root / damaged[0]} has changed")

@@ -5,20 +5,26 @@ more than two are in this process's memory, and the slowest link sets the pace. 
 is left behind; it catches up as a newcomer does, with the buckets that it lacks.
 
 Decision: both ends compute each bucket's digest. What was damaged on its way is never loaded.
+
+Decision: of bfloat16 weights, what has changed is sent, where that is faster than all of it (`weight_changes`). Which
+is faster depends on the link, the step's size and the processors; so both are tried, and the last time of each counts.
 """
 
 import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
+import torch
 from anyio import to_thread
 from safetensors.torch import save
 
@@ -36,15 +42,20 @@ from rollouts_core.inference.transports import (
     load_checkpoint,
 )
 from rollouts_core.inference.weights import shapes_of
+from rollouts_core.memory import free_bytes
+from rollouts_core.weight_changes import change, pieces
 
 PARTS = 8
 MOST_BYTES = 2**28
 """A bucket is one of about eight parts: sending begins while most of the weights are still to be gathered, and what
 breaks off costs little."""
-PIECE = 2**20
 SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
+TRY_AGAIN = 16
+"""Versions, until the way of sending that was slower is tried once more."""
+KEPT_SHARE = 2
+"""The version before is kept where it takes at most one part in so many of the memory that is free."""
 BROKEN = (OSError, ValueError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream)
 
 
@@ -54,10 +65,12 @@ class MachineTransport:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._http = JsonClient()
+        self._changes = _Changes()
         self.brought: Mapping[str, Brought] = {}
 
     async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         began = time.perf_counter()
+        self._changes.begin(version, PARTS * bucket_bytes(weights))
         senders = {name: _Sender(self._fleet, name, version) for name in {replica.machine for replica in replicas}}
         try:
             await self._send_all(list(senders.values()), weights)
@@ -67,6 +80,7 @@ class MachineTransport:
         self.brought = {
             name: Brought(sender.sent, sender.ended - began) for name, sender in senders.items() if not sender.problem
         }
+        self._changes.sent(time.perf_counter() - began)
         problems = {replica.name: senders[replica.machine].problem for replica in replicas}
         return {name: EngineUnavailable(problem) for name, problem in problems.items() if problem}
 
@@ -80,10 +94,10 @@ class MachineTransport:
         await self._http.aclose()
 
     async def _send_all(self, senders: "Sequence[_Sender]", weights: Weights) -> None:
-        pieces = enumerate(buckets(weights, bucket_bytes(weights)))
+        packing = self._packed(weights)
         files: dict[str, str] = {}
         index: dict[str, str] = {}
-        bucket = await to_thread.run_sync(_packed, pieces)
+        bucket = await to_thread.run_sync(next, packing, None)
         while bucket is not None and any(not sender.problem for sender in senders):
             files[bucket.name] = bucket.digest
             index |= dict.fromkeys(bucket.weights, bucket.name)
@@ -91,13 +105,20 @@ class MachineTransport:
             async with anyio.create_task_group() as group:
                 for sender in senders:
                     group.start_soon(sender.give, bucket)
-                group.start_soon(_pack_next, pieces, following)
+                group.start_soon(_pack_next, packing, following)
             (bucket,) = following
         text = index_text(index).encode()
         last = _Bucket(INDEX, (), text, hashlib.sha256(text).hexdigest())
         async with anyio.create_task_group() as group:
             for sender in senders:
                 group.start_soon(sender.finish, last, files | {INDEX: last.digest})
+
+    def _packed(self, weights: Weights) -> "Iterator[_Bucket]":
+        for number, bucket in enumerate(buckets(weights, bucket_bytes(weights))):
+            data = save({name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()})
+            half = all(tensor.itemsize == 2 for tensor in bucket.values())
+            packed = _Bucket(file_name(number), tuple(bucket), data, hashlib.sha256(data).hexdigest())
+            yield self._changes.added(packed) if half else packed
 
 
 def bucket_bytes(weights: Weights) -> int:
@@ -106,24 +127,64 @@ def bucket_bytes(weights: Weights) -> int:
     return min(MOST_BYTES, whole // PARTS)
 
 
+@dataclass(frozen=True)
 class _Bucket:
     """A file of weights."""
 
-    def __init__(self, name: str, weights: Sequence[str], data: bytes, digest: str) -> None:
-        self.name, self.weights, self.data, self.digest = name, tuple(weights), data, digest
+    name: str
+    weights: tuple[str, ...]
+    data: bytes
+    digest: str
+    before: str = ""
+    """The digest of the file that `changes` are of; empty where there are none."""
+    changes: tuple[bytes, ...] = ()
+    """What has changed in each piece."""
 
 
-def _packed(pieces: Any) -> _Bucket | None:
-    """The next bucket; None behind the last."""
-    number, weights = next(pieces, (0, None))
-    if weights is None:
-        return None
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    return _Bucket(file_name(number), list(weights), data, hashlib.sha256(data).hexdigest())
+class _Changes:
+    """The version that was sent last, and whether it is worth while to send what has changed since."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, _Bucket] = {}
+        self._version, self._number, self._is_new = -1, 0, False
+        self._keeps = self._used = False
+        self._seconds: dict[bool, float] = {}
+        """That the last version took which went by its changes (True), and the last that went whole."""
+
+    def begin(self, version: int, size: int) -> None:
+        """A version of about so many bytes is sent now. Whoever joins gets it once more, and gets it whole."""
+        self._is_new, self._used = version != self._version, False
+        self._version, self._number = version, self._number + self._is_new
+        kept = sum(len(bucket.data) for bucket in self._before.values())
+        has_room = KEPT_SHARE * size <= kept + free_bytes(torch.device("cpu"))
+        self._keeps = has_room and self._pay(self._number + 1)
+
+    def added(self, bucket: _Bucket) -> _Bucket:
+        """With its changes, where they are worth while; it is remembered for the next version."""
+        before = self._before.pop(bucket.name, None)
+        if self._keeps:
+            self._before[bucket.name] = bucket
+        if not self._is_new or not self._pay(self._number) or before is None or len(before.data) != len(bucket.data):
+            return bucket
+        self._used = True
+        with ThreadPoolExecutor() as threads:
+            changes = tuple(threads.map(change, pieces(before.data), pieces(bucket.data)))
+        return replace(bucket, before=before.digest, changes=changes)
+
+    def sent(self, seconds: float) -> None:
+        """The version was."""
+        if self._is_new:
+            self._seconds[self._used] = seconds
+
+    def _pay(self, number: int) -> bool:
+        if len(self._seconds) < 2:
+            return True
+        is_faster = self._seconds[True] <= self._seconds[False]
+        return is_faster != (number % TRY_AGAIN == 0)
 
 
-async def _pack_next(pieces: Any, into: "list[_Bucket | None]") -> None:
-    into.append(await to_thread.run_sync(_packed, pieces))
+async def _pack_next(packing: "Iterator[_Bucket]", into: "list[_Bucket | None]") -> None:
+    into.append(await to_thread.run_sync(next, packing, None))
 
 
 class _Sender:
@@ -134,6 +195,8 @@ class _Sender:
         self._stream: anyio.abc.SocketStream | None = None
         self._held: dict[str, str] = {}
         """What is there already: digests by name."""
+        self._before: dict[str, str] = {}
+        """The same of other versions."""
         self._said = b""
         self.sent, self.ended = 0, 0.0
         self.problem = ""
@@ -141,7 +204,7 @@ class _Sender:
 
     async def give(self, bucket: _Bucket) -> None:
         """See to it that the machine has the bucket, or be left behind."""
-        await self._until_done(partial(self._give, bucket))
+        await self._until_done(partial(self._give, bucket), partial(self._give, replace(bucket, before="")))
 
     async def finish(self, index: _Bucket, files: Mapping[str, str]) -> None:
         """The last file, and all together is a version."""
@@ -155,7 +218,7 @@ class _Sender:
             with suppress(*BROKEN), anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(stream)
 
-    async def _until_done(self, action: Any) -> None:
+    async def _until_done(self, action: Any, again: Any = None) -> None:
         """Try again over a new connection, for as long as something gets on now and then."""
         end = time.monotonic() + SILENCE_SECONDS
         while not self.problem:
@@ -166,6 +229,7 @@ class _Sender:
                 await action()
                 return
             except BROKEN as error:
+                action = again or action
                 await self.aclose()
                 if self.sent > before:
                     end = time.monotonic() + SILENCE_SECONDS
@@ -178,7 +242,7 @@ class _Sender:
         with anyio.fail_after(SILENCE_SECONDS):
             self._stream = await anyio.connect_tcp("127.0.0.1", machine.port)
         held = await self._ask({"do": "held"})
-        self._held = held["files"]
+        self._held, self._before = held["files"], held["before"]
 
     def _here(self) -> EngineMachine:
         machine = self._fleet.ready().machines.get(self._machine)
@@ -189,12 +253,19 @@ class _Sender:
     async def _give(self, bucket: _Bucket) -> None:
         if self._held.get(bucket.name) == bucket.digest:
             return
-        await self._say({"do": "put", "name": bucket.name, "size": len(bucket.data), "sha256": bucket.digest})
-        view = memoryview(bucket.data)
-        for start in range(0, len(view), PIECE):
-            await self._write(bytes(view[start : start + PIECE]))
-            self.sent += min(PIECE, len(view) - start)
+        put = {"do": "put", "name": bucket.name, "sha256": bucket.digest}
+        if bucket.before and self._before.get(bucket.name) == bucket.before:
+            await self._say({**put, "changes": [len(piece) for piece in bucket.changes]})
+            await self._write_all(bucket.changes)
+        else:
+            await self._say({**put, "size": len(bucket.data)})
+            await self._write_all(pieces(bucket.data))
         await self._heard()
+
+    async def _write_all(self, parts: Iterable[bytes]) -> None:
+        for part in parts:
+            await self._write(part)
+            self.sent += len(part)
 
     async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         await self._say(asked)

@@ -5,7 +5,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +127,24 @@ def test_there_and_back_in_several_streams_and_nothing_twice(
     assert fetch_tree(remote, "inputs/tree", entries, tmp_path / "back") == 21 * MEBIBYTE + 100
     assert same(tmp_path / "here", tmp_path / "back" / "files", entries)
     assert not list((Path(remote.work) / "incoming").iterdir())
+
+
+def test_two_that_send_the_same_tree_do_not_disturb_each_other(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one finds that the first has settled it between its question and its stream."""
+    entries = tree(tmp_path / "here", **{f"file-{number}": 100 for number in range(20)})
+    other, real = Remote("host-a", remote.host, 120.0).open(), sync._in_streams
+
+    def crossed(asking: Remote, *arguments: Any) -> None:
+        if asking is remote:
+            send_tree(other, "inputs", "tree", tmp_path / "here", entries)
+        real(asking, *arguments)
+
+    monkeypatch.setattr(sync, "_in_streams", crossed)
+    with closing(other):
+        send_tree(remote, "inputs", "tree", tmp_path / "here", entries)
+    assert same(tmp_path / "here", Path(remote.work) / "inputs" / "tree", entries)
 
 
 @FAST_BY_SSH

@@ -16,7 +16,7 @@ from infra.host import gate as gate_module
 from infra.host.gate import Gate
 from rollouts_core.errors import EngineUnavailable
 from rollouts_core.inference import machine_transport
-from rollouts_core.inference.machine_transport import MachineTransport
+from rollouts_core.inference.machine_transport import MachineTransport, _Bucket, _Changes
 from rollouts_core.inference.members import Problems
 from rollouts_core.inference.replicas import EngineMachine, Replica, Servers
 
@@ -160,3 +160,59 @@ def test_what_was_damaged_on_its_way_is_sent_again(tmp_path: Path, monkeypatch: 
 
     asyncio.run(main())
     assert torch.equal(weights_in(tmp_path / "a" / "version-1")["w1"], WEIGHTS["w1"])
+
+
+HALF = {name: value.bfloat16() + number for number, (name, value) in enumerate(WEIGHTS.items())}
+
+
+def test_of_bfloat16_weights_what_has_changed_is_sent(tmp_path: Path) -> None:
+    """And a machine that lacks the version before gets them whole."""
+
+    async def main() -> None:
+        async with gates(tmp_path, "a", "b") as machines:
+            transport = MachineTransport(machines)
+            large = {name: torch.randn(2**14).bfloat16() for name in WEIGHTS}
+            a, b = (Replica(f"{name}:replica-0", "", name) for name in "ab")
+            assert await transport.bring([a], large, 1) == {}
+            whole = transport.brought["a"].bytes
+            changed = {name: value.clone() for name, value in large.items()}
+            changed["w3"][7] += 1
+            assert await transport.bring([a, b], changed, 2) == {}
+            await transport.aclose()
+            assert transport.brought["a"].bytes < whole / 10
+            assert transport.brought["b"].bytes >= whole
+            for replica in (a, b):
+                there = weights_in(transport.place(replica, 2))
+                assert all(torch.equal(value, changed[name]) for name, value in there.items())
+
+    asyncio.run(main())
+
+
+def test_changes_that_do_not_fit_what_is_there_are_followed_by_the_whole(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gates(tmp_path, "a") as machines:
+            transport = MachineTransport(machines)
+            a = Replica("a:replica-0", "", "a")
+            await transport.bring([a], HALF, 1)
+            for file in transport.place(a, 1).glob("*.safetensors"):
+                file.write_bytes(bytes(len(file.read_bytes())))
+            assert await transport.bring([a], {name: value + 1 for name, value in HALF.items()}, 2) == {}
+            await transport.aclose()
+            assert torch.equal(weights_in(transport.place(a, 2))["w1"], HALF["w1"] + 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("whole", "by_changes", "expected"), [(1.0, 2.0, False), (2.0, 1.0, True)])
+def test_the_faster_way_is_kept_and_the_other_tried_now_and_then(
+    whole: float, by_changes: float, expected: bool
+) -> None:
+    changes, taken = _Changes(), []
+    for version in range(40):
+        changes.begin(version, 8)
+        bucket = changes.added(_Bucket("file", ("w",), bytes([version] * 8), str(version)))
+        taken.append(bool(bucket.before))
+        changes.sent(by_changes if taken[-1] else whole)
+    assert taken[:2] == [False, True]
+    others = [version for version, by in enumerate(taken) if version > 1 and by != expected]
+    assert len(others) in (2, 3)
