@@ -4,11 +4,18 @@ Decision: an optimizer step is mostly smaller than the last bit of a bfloat16 we
 are the same, their XOR is mostly zeros, and zlib leaves a small part of it. The low bytes of the 16-bit words come
 first and the high bytes behind them: what changes are low bytes, and zlib finds more among its own kind.
 
-Standard library only: hosts that have nothing else take changes too. A file is treated in pieces of `PIECE` bytes.
+The standard library is enough: hosts that have nothing else take changes too. NumPy, where it is there, is several
+times faster. A file is treated in pieces of `PIECE` bytes.
 """
 
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+numpy: Any = None
+with suppress(ImportError):
+    import numpy
 
 PIECE = 2**20
 LEVEL = 1
@@ -40,5 +47,8 @@ def changed(before: bytes, change: bytes) -> bytes:
 
 
 def _xor(one: bytes, other: bytes | bytearray) -> bytes:
+    if numpy is not None:
+        xored: bytes = (numpy.frombuffer(one, "u1") ^ numpy.frombuffer(other, "u1")).tobytes()
+        return xored
     both = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
     return both.to_bytes(len(one), "little")

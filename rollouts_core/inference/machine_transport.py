@@ -46,9 +46,9 @@ from rollouts_core.memory import free_bytes
 from rollouts_core.weight_changes import change, pieces
 
 PARTS = 8
-MOST_BYTES = 2**28
+LEAST_BYTES, MOST_BYTES = 2**24, 2**28
 """A bucket is one of about eight parts: sending begins while most of the weights are still to be gathered, and what
-breaks off costs little."""
+breaks off costs little. Each is answered, which takes the link's delay, so they are not very small."""
 SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
@@ -70,7 +70,7 @@ class MachineTransport:
 
     async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         began = time.perf_counter()
-        self._changes.begin(version, PARTS * bucket_bytes(weights))
+        self._changes.begin(version, whole_bytes(weights))
         senders = {name: _Sender(self._fleet, name, version) for name in {replica.machine for replica in replicas}}
         try:
             await self._send_all(list(senders.values()), weights)
@@ -122,9 +122,13 @@ class MachineTransport:
 
 
 def bucket_bytes(weights: Weights) -> int:
-    """The limit of a bucket of these weights, taken to be float32."""
-    whole = 4 * sum(math.prod(shape) for shape in shapes_of(weights).values())
-    return min(MOST_BYTES, whole // PARTS)
+    """The limit of a bucket of these weights."""
+    return min(MOST_BYTES, max(LEAST_BYTES, whole_bytes(weights) // PARTS))
+
+
+def whole_bytes(weights: Weights) -> int:
+    """Of these weights, taken to be float32."""
+    return 4 * sum(math.prod(shape) for shape in shapes_of(weights).values())
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ SIZES: Mapping[str, dict[str, int]] = {
     "142M": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 11, "num_attention_heads": 16},
 }
 SYNCS = 6
+STEP = 1e-6
+"""A learning rate of RL, and so about what Adam changes a weight by."""
 PHASES = ("bring", "pause", "send", "verify")
 START_SECONDS = 300.0
 
@@ -52,29 +54,28 @@ def model_of(size: str) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def config_of(replicas: int = 1) -> EngineConfig:
+def config_of(replicas: int = 1, weight_sync: Any = "disk") -> EngineConfig:
     return EngineConfig(
         kind="embedded", machines=EngineMachines(names=("any",)), replicas=replicas, max_running_requests=64,
-        python=sys.executable, start_minutes=5.0,
+        python=sys.executable, start_minutes=5.0, weight_sync=weight_sync,
     )  # fmt: skip
 
 
-def spec_of(host: HostMachine, model: Path, replicas: int, memory: Path) -> dict[str, Any]:
-    served = ServedModel(str(model), "float32", CONTEXT, has_weights=False)
+def spec_of(host: HostMachine, model: Path, replicas: int, memory: Path, dtype: Any = "float32") -> dict[str, Any]:
+    served = ServedModel(str(model), dtype, CONTEXT, has_weights=False)
     entry = embedded.server(config_of(), served, sys.executable, on_gpu=False)
     entry["environment"] = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     return {
         "replicas": [{"name": f"replica-{number}", "devices": [], **entry} for number in range(replicas)],
         "router": None, "start_seconds": START_SECONDS, "hang_seconds": 120.0, "restarts": 2, "memory": str(memory),
-        "gate": {"drained": str(host.work / "drained")},
+        "gate": {"drained": str(host.work / "drained")}, "network": host.address.rpartition(".")[0] + ".1",
     }  # fmt: skip
 
 
 @contextmanager
 def engine_over(
-    fleet: Fleet, model: Any, elsewhere: bool, memory: Path
+    fleet: Fleet, model: Any, config: EngineConfig, memory: Path
 ) -> Iterator[tuple[BlockingPortal, SGLangEngine]]:
-    config = config_of() if elsewhere else EngineConfig(kind="embedded")
     limits = ModelLimits(CONTEXT, VOCABULARY, shapes_of(dict(model.named_parameters())))
     with start_blocking_portal() as portal:
         engine = portal.call(own_servers.create, config, fleet, limits, memory)
@@ -88,38 +89,52 @@ def saved(model: Any, directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_sync_to_another_machine_beside_one_here_and_rsync(
-    size: str, hosts: tuple[HostMachine, HostMachine], tmp_path: Path
+    size: str, dtype: Any, three_hosts: tuple[HostMachine, ...], tmp_path: Path
 ) -> None:
-    model, host = model_of(size), hosts[0]
-    directory = saved(model, tmp_path / "model")
-    here_config = config_of()
+    """Files and broadcast to a host each; here, files in memory."""
+    model, hosts = model_of(size), three_hosts[:2]
+    directory = saved(model.to(getattr(torch, dtype)), tmp_path / "model")
     memory = Path("/dev/shm") / f"rollouts-benchmark-{tmp_path.name}"
-    served = ServedModel(str(directory), "float32", CONTEXT)
-    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-    found: dict[str, list[dict[str, float]]] = {"here": [], "over SSH": []}
+    served = ServedModel(str(directory), dtype, CONTEXT)
+    exact = {name: value.detach().float() for name, value in model.named_parameters()}
+
+    def spec(host: HostMachine) -> dict[str, Any]:
+        return spec_of(host, directory, 1, memory.with_name(f"{memory.name}-{host.name}"), dtype)
+
+    found: dict[str, list[dict[str, float]]] = {"here": [], "over SSH": [], "broadcast": []}
     rsync: list[float] = []
     with (
-        running_servers(tmp_path / "local", here_config, served) as local,
-        running_pool(tmp_path / "jobs", [host], lambda host: spec_of(host, directory, 1, memory)) as (pool, _),
-        engine_over(SupervisedServers(local.directory), model, False, memory.with_name(memory.name + "-here")) as here,
-        engine_over(wait_for_replicas(pool, 1, START_SECONDS), model, True, memory) as there,
+        running_servers(tmp_path / "local", config_of(), served) as local,
+        running_pool(tmp_path / "files", hosts[:1], spec) as (by_files, _),
+        running_pool(tmp_path / "network", hosts[1:], spec) as (by_broadcast, _),
+        engine_over(SupervisedServers(local.directory), model, EngineConfig(kind="embedded"), memory) as here,
+        engine_over(wait_for_replicas(by_files, 1, START_SECONDS), model, config_of(), memory) as there,
+        engine_over(
+            wait_for_replicas(by_broadcast, 1, START_SECONDS), model, config_of(weight_sync="broadcast"), memory
+        ) as network,
     ):
         for version in range(SYNCS):
-            for value in weights.values():
-                value += 1e-4
-            for name, (portal, engine) in (("here", here), ("over SSH", there)):
+            for value in exact.values():
+                value += STEP * torch.randn_like(value)
+            weights = {name: value.to(getattr(torch, dtype)) for name, value in exact.items()}
+            for name, (portal, engine) in zip(found, (here, there, network), strict=True):
                 began = time.perf_counter()
                 portal.call(engine.update_weights, weights, version)
-                found[name].append({**engine.sync_seconds, "whole": time.perf_counter() - began})
-            rsync.append(copied(memory / f"version-{version}", host))
-    size_mb = sum(value.nbytes for value in weights.values()) / 1e6
-    print(f"\n{size}, {size_mb:.0f} MB in float32; medians of {SYNCS - 1}, seconds")
+                sent = sum(engine.sync_bytes.values()) / 1e6
+                found[name].append({**engine.sync_seconds, "whole": time.perf_counter() - began, "sent": sent})
+            rsync.append(copied(memory / f"version-{version}", hosts[0]))
+    megabytes = sum(value.nbytes for value in weights.values()) / 1e6
+    print(f"\n{size}, {megabytes:.0f} MB in {dtype}; medians of {SYNCS - 1}, seconds")
     for name, syncs in found.items():
-        medians = {phase: statistics.median(sync[phase] for sync in syncs[1:]) for phase in (*PHASES, "whole")}
+        phases = (*PHASES, "whole", "sent")
+        medians = {phase: statistics.median(sync.get(phase, 0.0) for sync in syncs[1:]) for phase in phases}
         pause = sum(medians[phase] for phase in PHASES[1:])
-        print(f"  {name}: brought in {medians['bring']:.3f}, paused {pause:.3f}, whole {medians['whole']:.3f}")
+        told = f", {medians['sent']:.1f} MB sent" if medians["sent"] else ""
+        print(f"  {name}: brought in {medians['bring']:.3f}, paused {pause:.3f}, whole {medians['whole']:.3f}{told}")
+        print("    brought, one by one: " + ", ".join(f"{sync.get('bring', 0.0):.3f}" for sync in syncs))
     print(f"  rsync of the same files over the same SSH server: {statistics.median(rsync[1:]):.3f}")
 
 
@@ -162,7 +177,7 @@ def test_tokens_per_second_of_many_replicas(
 
     with running_pool(tmp_path / "jobs", used, spec) as (pool, _):
         fleet = wait_for_replicas(pool, replicas, START_SECONDS)
-        with engine_over(fleet, model, True, tmp_path) as (portal, engine):
+        with engine_over(fleet, model, config_of(replicas), tmp_path) as (portal, engine):
             began = time.perf_counter()
             portal.call(engine.update_weights, dict(model.named_parameters()), 1)
             synced, rates = time.perf_counter() - began, []

@@ -1,17 +1,24 @@
 """Changes between two versions of bytes: any two come back, and what is no change is refused."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts_core import weight_changes
 from rollouts_core.weight_changes import PIECE, change, changed, pieces
 
 
+@pytest.mark.parametrize("has_numpy", [True, False])
 @given(st.binary(max_size=300), st.data())
-def test_before_and_change_give_what_is_behind(before: bytes, data: st.DataObject) -> None:
+def test_before_and_change_give_what_is_behind(has_numpy: bool, before: bytes, data: st.DataObject) -> None:
     after = data.draw(st.binary(min_size=len(before), max_size=len(before)))
-    assert changed(before, change(before, after)) == after
+    with mock.patch.object(weight_changes, "numpy", weight_changes.numpy if has_numpy else None):
+        made = change(before, after)
+    with mock.patch.object(weight_changes, "numpy", None if has_numpy else weight_changes.numpy):
+        assert changed(before, made) == after
 
 
 def test_a_small_step_of_bfloat16_weights_is_a_small_change() -> None:
