@@ -16,13 +16,16 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from infra.host import admission, weight_files
 from infra.host.files import add_record, write_json
+from rollouts_core.weight_changes import changed
 
 KEY = "key.pub"
 """In the job's directory: the public key of who may come through."""
@@ -30,6 +33,7 @@ LOOK_SECONDS = 1.0
 HELLO_SECONDS = 20.0
 IDLE_SECONDS = 120.0
 LINE = 2**20
+THREADS = 8
 PIECE = 2**18
 WINDOW = 2**22
 """Bytes that are read ahead."""
@@ -101,19 +105,35 @@ class Gate:
         version, name = int(asked["version"]), weight_files.plain(asked["name"])
         async with self._busy.setdefault(name, asyncio.Lock()):
             with weight_files.arriving(self._memory, version, name) as file:
-                for size in asked.get("changes", ()):
-                    async with asyncio.timeout(IDLE_SECONDS):
-                        change = await reader.readexactly(int(size))
-                    await asyncio.to_thread(file.take_change, change)
-                left = 0 if "changes" in asked else int(asked["size"])
-                while left:
-                    async with asyncio.timeout(IDLE_SECONDS):
-                        piece = await reader.read(min(left, WINDOW))
-                    if not piece:
-                        raise EOFError
-                    file.take(piece)
-                    left -= len(piece)
+                if "changes" in asked:
+                    await _take_changes(file, asked["changes"], reader)
+                else:
+                    await _take_whole(file, int(asked["size"]), reader)
                 return {"problem": file.keep(asked["sha256"])}
+
+
+async def _take_whole(file: weight_files.File, size: int, reader: asyncio.StreamReader) -> None:
+    while size:
+        async with asyncio.timeout(IDLE_SECONDS):
+            piece = await reader.read(min(size, WINDOW))
+        if not piece:
+            raise EOFError
+        file.take(piece)
+        size -= len(piece)
+
+
+async def _take_changes(file: weight_files.File, sizes: Sequence[int], reader: asyncio.StreamReader) -> None:
+    """Several pieces are made whole at the same time, and taken in order."""
+    making: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(THREADS) as threads:
+        for size in sizes:
+            async with asyncio.timeout(IDLE_SECONDS):
+                change = await reader.readexactly(int(size))
+            making.append(threads.submit(changed, file.next_before(), change))
+            if len(making) > THREADS:
+                file.take(await asyncio.wrap_future(making.popleft()))
+        for made in making:
+            file.take(await asyncio.wrap_future(made))
 
 
 async def keep_gate(directory: Path, gate: Gate) -> None:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rollouts_core.weight_changes import PIECE, changed
+from rollouts_core.weight_changes import PIECE
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._:-]*")
 SUFFIX = ".sha256"
@@ -54,11 +54,11 @@ class File:
         self._digest.update(piece)
         self._opened.write(piece)
 
-    def take_change(self, change: bytes) -> None:
-        """The next piece, as what has changed in it. Raises ValueError where there is no version before it."""
+    def next_before(self) -> bytes:
+        """The next piece of the version before. Raises ValueError where there is none."""
         if self._before is None:
             raise ValueError("what has changed can't be told: the version before is not here")
-        self.take(changed(self._before.read(PIECE), change))
+        return self._before.read(PIECE)
 
     def keep(self, digest: str) -> str:
         """Count the file as whole; why not, where it was damaged on its way."""

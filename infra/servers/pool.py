@@ -273,8 +273,10 @@ class EnginePool:
         placement = placement_of(leased_gpus(self._on(machine)), 0, placed)
         place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
         model = model_of(self.segment.spec, path, has_weights=False)
+        keeper = machine.remote.command("servers", "{directory}")
+        command = [python, *keeper[1:]] if python and self.config.python is None else keeper  # NumPy is there
         job = serve_job(
-            self.chain, machine.remote.command("servers", "{directory}"), self.config, model, python, placement,
+            self.chain, command, self.config, model, python, placement,
             f"/dev/shm/rollouts-weights.{place}", f"{machine.remote.work}/drained",
         )  # fmt: skip
         receives = not model.name and self.config.weight_sync == "broadcast"

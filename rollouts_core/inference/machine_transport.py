@@ -52,7 +52,7 @@ breaks off costs little. Each is answered, which takes the link's delay, so they
 SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
-TRY_AGAIN = 16
+TRY_AGAIN = 8
 """Versions, until the way of sending that was slower is tried once more."""
 KEPT_SHARE = 2
 """The version before is kept where it takes at most one part in so many of the memory that is free."""

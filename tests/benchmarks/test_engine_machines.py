@@ -138,6 +138,28 @@ def test_a_sync_to_another_machine_beside_one_here_and_rsync(
     print(f"  rsync of the same files over the same SSH server: {statistics.median(rsync[1:]):.3f}")
 
 
+def test_what_has_changed_goes_over_a_slow_link(hosts: tuple[HostMachine, HostMachine], tmp_path: Path) -> None:
+    """142M parameters of bfloat16 over 200 Mbit/s."""
+    model, host = model_of("142M").to(torch.bfloat16), hosts[0]
+    directory = saved(model, tmp_path / "model")
+    memory = Path("/dev/shm") / f"rollouts-benchmark-{tmp_path.name}"
+    exact = {name: value.detach().float() for name, value in model.named_parameters()}
+    with (
+        running_pool(tmp_path / "jobs", [host], lambda host: spec_of(host, directory, 1, memory, "bfloat16")) as (
+            pool,
+            _,
+        ),
+        engine_over(wait_for_replicas(pool, 1, START_SECONDS), model, config_of(), memory) as (portal, engine),
+        host.slow(200_000),
+    ):
+        for version in range(4):
+            portal.call(engine.update_weights, {name: value.bfloat16() for name, value in exact.items()}, version)
+            sent, seconds = sum(engine.sync_bytes.values()) / 1e6, engine.sync_seconds["bring"]
+            print(f"\nversion {version}: {sent:.1f} MB sent, brought in {seconds:.2f} s")
+            for value in exact.values():
+                value += STEP * torch.randn_like(value)
+
+
 def copied(source: Path, host: HostMachine) -> float:
     """Seconds of rsync, into the other's memory."""
     target = f"/dev/shm/rollouts-benchmark-rsync-{host.namespace}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.host import weight_files
-from rollouts_core.weight_changes import change, pieces
+from rollouts_core.weight_changes import change, changed, pieces
 
 
 def put(memory: Path, version: int, name: str, data: bytes, digest: str | None = None) -> str:
@@ -45,7 +45,8 @@ def test_a_file_may_come_as_what_has_changed(tmp_path: Path) -> None:
     put(tmp_path, 1, "a", old)
     with weight_files.arriving(tmp_path, 2, "a") as file:
         for before, after in zip(pieces(old), pieces(new), strict=True):
-            file.take_change(change(before, after))
+            assert file.next_before() == before
+            file.take(changed(before, change(before, after)))
         assert file.keep(sha256(new).hexdigest()) == ""
     assert (tmp_path / "arriving-2" / "a").read_bytes() == new
     assert not (tmp_path / "arriving-1" / "a").exists()
@@ -56,7 +57,7 @@ def test_what_has_changed_is_refused_where_the_version_before_is_not_there(tmp_p
         pytest.raises(ValueError, match="the version before is not here"),
         weight_files.arriving(tmp_path, 2, "a") as file,
     ):
-        file.take_change(change(b"12345", b"54321"))
+        file.next_before()
 
 
 def test_a_file_of_a_version_that_is_another_now_takes_its_place(tmp_path: Path) -> None:
