@@ -4,8 +4,9 @@ Servers are started before RL, kept alive beside it, and ended after it. Those o
 until all is evaluated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from prefect import task
@@ -28,11 +29,11 @@ EVALUATION = "serve-evaluation"
 @contextmanager
 def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSession) -> Iterator[None]:
     serve_task(config, segments, machine, "serve")
-    try:
+    if not config.has_servers or not segments:
         yield
-    finally:
-        if config.has_servers and segments:
-            end_servers(segments, machine)
+        return
+    with _then(partial(end_servers, segments, machine)):
+        yield
 
 
 @contextmanager
@@ -42,10 +43,8 @@ def serve_evaluation(config: EngineConfig | None, points: Sequence[Stage], machi
         yield
         return
     serve_task(config, points, machine, EVALUATION)
-    try:
+    with _then(partial(end_servers, points, machine)):
         yield
-    finally:
-        end_servers(points, machine)
 
 
 @contextmanager
@@ -53,11 +52,22 @@ def serve_beside(stages: Plan, machine: MachineSession) -> Iterator[None]:
     """The models that RL and evaluation ask beside the policy, where something that asks them is still to be made."""
     with ExitStack() as ending:
         for stage in stages.served:
-            ending.callback(end_beside, stage, machine)
+            ending.enter_context(_then(partial(end_beside, stage, machine)))
         started = [serve_beside_task.submit(stage, stages, machine, stage.name) for stage in stages.served]
         for answering in started:
             answering.result()
         yield
+
+
+@contextmanager
+def _then(end: Callable[[bool], None]) -> Iterator[None]:
+    """End servers, whatever happens; `end` is told whether all went well."""
+    went_well = False
+    try:
+        yield
+        went_well = True
+    finally:
+        end(went_well)
 
 
 def _askers(stage: Stage, stages: Plan) -> list[ArtifactId]:

@@ -39,7 +39,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from infra.host import admission, collect, environment, gpu_leases, jobs, pool, runner, servers, trees
+from infra.host import admission, collect, environment, gpu_leases, jobs, keeping, pool, runner, servers, trees
 from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
@@ -257,6 +257,15 @@ def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
     return gpu_leases.acquire(work / "leases", work / "store" / "jobs", ask)
 
 
+def take_over(work: Path, old: str, job: str, lease: str, token: str, who: str) -> bool:
+    """Have servers that are kept on a lease as a job of one's own; False when they, or the lease, are gone."""
+    if not gpu_leases.renew(work / "leases", _name(lease), _name(token)):
+        return False
+    if not keeping.take_over(work / "store" / "jobs", _name(old), _name(job)):
+        return False
+    return gpu_leases.pass_on(work / "leases", lease, token, who, job)
+
+
 def renew(work: Path, lease: str | None, token: str) -> bool:
     """Also keeps the connection's agent, and a rented host, from ending as idle."""
     (work / "alive").touch()
@@ -283,6 +292,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "collect": collect.collect,
     "leave_behind": leave_behind,
     "lives": lives,
+    "place": lambda work, job: keeping.place(work / "store" / "jobs", _name(job)),
+    "keep": lambda work, job, **told: keeping.keep(work / "store" / "jobs", _name(job), **told),
+    "take_over": take_over,
     "acquire": acquire,
     "renew": renew,
     "release": release,

@@ -61,6 +61,9 @@ def collect(
             removed.append((kind, path.name, size))
             if not dry_run:
                 aside = work / "incoming" / f"collected-{kind}-{path.name}"
+                if path.is_symlink():
+                    path.unlink()
+                    continue
                 aside.parent.mkdir(exist_ok=True)
                 path.rename(aside)
         for run in () if dry_run else other_runs:

@@ -1,5 +1,7 @@
 """The door of a machine whose servers a trainer on another machine uses: one port of the loopback, reached over SSH.
 
+`key.pub` in the job's directory is the public key of who may come through.
+
 Decision: servers get a new port with each start, and a key of SSH can be held to one port. So everything comes through
 one: what is said to a replica, questions about replicas, complaints, and new weights. Who connects says in one line of
 JSON what it wants:
@@ -25,10 +27,9 @@ from typing import Any
 
 from infra.host import admission, weight_files
 from infra.host.files import add_record, write_json
+from infra.host.keeping import HANDED
 from rollouts_core.weight_changes import changed
 
-KEY = "key.pub"
-"""In the job's directory: the public key of who may come through."""
 LOOK_SECONDS = 1.0
 HELLO_SECONDS = 20.0
 IDLE_SECONDS = 120.0
@@ -146,7 +147,10 @@ async def keep_gate(directory: Path, gate: Gate) -> None:
         async with server:
             admitted, until = "", 0.0
             while True:
-                key = handed.read_text() if (handed := directory / KEY).exists() else ""
+                key = handed.read_text() if (handed := directory / HANDED).exists() else ""
+                if admitted and not key:
+                    admission.dismiss(directory)
+                    admitted = ""
                 if key and (key != admitted or time.monotonic() > until):
                     admission.admit(directory, key, port)
                     if key != admitted:

@@ -12,6 +12,9 @@ Decision: a holder that runs on the machine itself keeps the lock of its file, s
 
 Decision: a run that wants a job which already runs joins the lease of that job. A retry whose predecessor was killed
 finds its GPUs at once, and never waits for itself.
+
+Decision: servers that are kept for whoever wants the same (`keeping`) are in nobody's way: who wants the GPUs for
+anything else has them seconds later.
 """
 
 import fcntl
@@ -25,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.host import keeping
 from rollouts_core.store.locks import is_held
 
 HOLD_SECONDS = 45.0
@@ -34,7 +38,8 @@ GONE_SECONDS = 3600.0
 def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
     """Lease `gpus` GPUs `among` some to the run `token`: `lease`, `gpus`, `joined`; or `busy`, the leases in the way.
 
-    `ask` also has `who`, for people, and `jobs`, those that the run is about to want. Asking again is harmless. A run
+    `ask` also has `who`, for people, and `jobs`, those that the run is about to want; it may have a `label` of servers.
+    Where some of that label are kept, their lease is joined, and `kept` tells of them. Asking again is harmless. A run
     that is gone gets nothing: `busy` with no leases.
     """
     with alone(root):
@@ -43,20 +48,25 @@ def acquire(root: Path, jobs: Path, ask: dict[str, Any]) -> dict[str, Any]:
             return {"busy": []}
         mine = [lease for lease in leases if ask["token"] in lease["holders"]]
         shared = [lease for lease in leases if set(lease["running"]) & set(ask["jobs"])]
-        if mine or shared:
-            lease = (mine or shared)[0]
+        kept = [lease for lease in leases if lease["kept"] and not lease["holders"]]
+        fitting = [lease for lease in kept if lease["kept"]["label"] == ask.get("label")]
+        if mine or shared or fitting:
+            lease = (mine or shared or fitting)[0]
             _hold(root / lease["lease"], ask["token"], ask["who"])
-            return {"lease": lease["lease"], "gpus": lease["gpus"], "joined": not mine}
+            joined = not mine
+            return {"lease": lease["lease"], "gpus": lease["gpus"], "joined": joined, "kept": lease["kept"]}
         taken = {gpu for lease in leases for gpu in lease["gpus"]}
         free = [gpu for gpu in ask["among"] if gpu not in taken]
         if len(free) < ask["gpus"]:
+            for lease in kept:
+                keeping.give_way(jobs, lease["running"])
             return {"busy": [lease for lease in leases if lease["gpus"]]}
         directory = root / secrets.token_hex(4)
         (directory / "holders").mkdir(parents=True, mode=0o700)
         gpus = free[: ask["gpus"]]
         _write(directory, {"gpus": gpus, "who": ask["who"], "since": time.time(), "jobs": []})
         _hold(directory, ask["token"], ask["who"])
-        return {"lease": directory.name, "gpus": gpus, "joined": False}
+        return {"lease": directory.name, "gpus": gpus, "joined": False, "kept": None}
 
 
 def renew(root: Path, lease: str, token: str) -> bool:
@@ -87,6 +97,16 @@ def use(root: Path, lease: str, token: str, job: str) -> bool:
         return True
 
 
+def pass_on(root: Path, lease: str, token: str, who: str, job: str) -> bool:
+    """Note that a lease is another run's now, with a job that was taken over; False when the lease has lapsed."""
+    with alone(root):
+        if not renew(root, lease, token):
+            return False
+        held = json.loads((root / lease / "lease.json").read_text())
+        _write(root / lease, {**held, "who": who, "since": time.time(), "jobs": [job]})
+        return True
+
+
 def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
     """Hold nothing any longer. With neither holder nor running job, a lease's GPUs are free.
 
@@ -101,7 +121,8 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
 
 
 def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
-    """All leases: `lease`, `gpus`, `who`, `since`, `jobs`, `running` (jobs), `holders` (tokens)."""
+    """All leases: `lease`, `gpus`, `who`, `since`, `jobs`, `running` (jobs), `holders` (tokens), and `kept`, what is
+    told of servers that wait there for another run."""
     with alone(root):
         return _living(root, jobs)
 
@@ -131,7 +152,8 @@ def _living(root: Path, jobs: Path) -> list[dict[str, Any]]:
         running = [job for job in lease["jobs"] if is_held(jobs / job / "lock")]
         holders = sorted(holder.name for holder in (directory / "holders").glob("*"))
         if running or holders:
-            found.append({**lease, "lease": directory.name, "running": running, "holders": holders})
+            kept = keeping.kept(jobs, running)
+            found.append({**lease, "lease": directory.name, "running": running, "holders": holders, "kept": kept})
         else:
             shutil.rmtree(directory, ignore_errors=True)
     return found

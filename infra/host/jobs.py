@@ -127,8 +127,10 @@ def hand(jobs: Path, name: str, file: str, content: str) -> None:
 
 
 def running(jobs: Path) -> list[str]:
-    """The names of all jobs that run."""
-    return sorted(path.parent.name for path in jobs.glob("*/lock") if is_held(path))
+    """The names of all jobs that run; of one that a link leads to, the link's."""
+    held = [path.parent for path in jobs.glob("*/lock") if is_held(path)]
+    linked = {directory.resolve() for directory in held if directory.is_symlink()}
+    return sorted(path.name for path in held if path.is_symlink() or path.resolve() not in linked)
 
 
 def runner_command() -> list[str]:

@@ -34,7 +34,12 @@ class Doing:
         for lease in self.leases:
             gpus = f"GPU {','.join(map(str, lease['gpus']))}" if lease["gpus"] else "no GPU"
             since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(lease["since"]))
-            said.append(f"{gpus}: {lease['who']} since {since}{_running(lease['running'], self.servers)}")
+            running = _running(lease["running"], self.servers)
+            if (kept := lease["kept"]) and not lease["holders"]:
+                until = time.strftime("%H:%M UTC", time.gmtime(kept["until"]))
+                said.append(f"{gpus}: kept until {until} for a run that wants the same{running}")
+                continue
+            said.append(f"{gpus}: {lease['who']} since {since}{running}")
         return said or ["free"]
 
 

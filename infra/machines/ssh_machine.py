@@ -56,6 +56,8 @@ class SSHMachine:
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
         self._joined = False
+        self.kept: dict[str, Any] | None = None
+        """What is told of servers of an earlier run, where their lease was joined."""
         self._manifests: dict[ArtifactId, Manifest] = {}
         self.code = ""
         self._end = threading.Event()
@@ -78,18 +80,22 @@ class SSHMachine:
         if self._joined:
             yield f"a job of this run is running on {self.name}: its lease is joined"
 
-    def try_claim(self, jobs: Sequence[str]) -> str:
-        """Lease what the run needs; returns why that can't be now, nothing when it is leased."""
+    def try_claim(self, jobs: Sequence[str], label: str = "") -> str:
+        """Lease what the run needs; returns why that can't be now, nothing when it is leased.
+
+        `label`: of servers that would do, where an earlier run has left some.
+        """
         self._beat()
         there = self.remote.host.gpus
         wanted = wanted_gpus(self._settings, there)
         ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
-        answer = self.remote.call("acquire", ask=ask)
+        answer = self.remote.call("acquire", ask={**ask, "label": label})
         if "drained" in answer:
             return f"waiting for {self.name}: it is drained by {answer['drained']}"
         if "busy" in answer:
             return f"waiting for {wanted} of {there} GPUs of {self.name}: {gpu_leases.names(answer['busy'])}"
         self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
+        self.kept = answer["kept"]
         return ""
 
     def note_run(self, run: str, name: str, needs: Sequence[ArtifactId]) -> None:
@@ -101,7 +107,21 @@ class SSHMachine:
     def unclaim(self) -> None:
         """Give the GPUs back and keep the connection."""
         self.remote.call("release", token=self._token, for_good=False)
-        self._lease, self._gpus = None, ()
+        self._lease, self._gpus, self.kept = None, (), None
+
+    def place_servers(self, job: str) -> None:
+        """Before servers are started that may be kept for another run."""
+        self.remote.call("place", job=job)
+
+    def keep_servers(self, job: str, label: str, key: str, minutes: float) -> bool:
+        """Have servers stay for another run; False where they do not run any more."""
+        return bool(self.remote.call("keep", job=job, label=label, key=key, seconds=60 * minutes))
+
+    def take_over(self, kept: str, job: str) -> bool:
+        """Have the servers of an earlier run as one's own job; False where they have ended."""
+        return bool(
+            self.remote.call("take_over", old=kept, job=job, lease=self._lease, token=self._token, who=self._who)
+        )
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
         made = {stage.artifact for stage in stages}

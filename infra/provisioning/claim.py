@@ -11,6 +11,7 @@ from infra.jobs.ranks import ranks_of
 from infra.machines.ssh_machine import SSHMachine
 from infra.machines.waiting import until_free
 from infra.servers.capacity import replicas_on
+from infra.servers.job import label_of
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
@@ -69,7 +70,7 @@ def _try_engines(pool: Pool, had: list[SSHMachine]) -> str:
         if replicas >= config.replicas:
             break
         try:
-            reason = machine.try_claim(pool.jobs)
+            reason = machine.try_claim(pool.jobs, label_of(config))
         except (MachineError, BadInput) as error:
             reason = str(error)
         if reason:

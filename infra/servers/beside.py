@@ -42,11 +42,11 @@ def start_beside(stage: Stage, plan: Plan, session: MachineSession) -> Iterator[
     yield from until_ready(job, session, stage.name)
 
 
-def end_beside(stage: Stage, session: MachineSession) -> None:
-    """End them; where there are none, nothing."""
+def end_beside(stage: Stage, session: MachineSession, went_well: bool) -> None:
+    """End them, or keep those of a pool for another run; where there are none, nothing."""
     if (chain := session.beside.pop(served_in(stage.spec).name, None)) is None:
         return
-    if not end_pool(chain, session) and (service := session.services.pop(chain, None)):
+    if not end_pool(chain, session, went_well) and (service := session.services.pop(chain, None)):
         session.end(service, session.machine)
 
 

@@ -6,14 +6,17 @@ trainer and by whoever follows it; when both are gone it ends within `UNATTENDED
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import import_module
 
 from infra.machines.machine import Job
 from infra.servers.model import ServedModel
 from rollouts_core.config import EngineConfig, Placement
+from rollouts_core.store.keys import key_of
 
 UNATTENDED_SECONDS = 120.0
 SERVICE_SECONDS = 30 * 24 * 3600.0
+NOT_OF_A_SERVER = ("replicas", "min_replicas", "machines", "start_minutes")
 RESTARTS = 3
 """Starts in a row that may fail."""
 
@@ -49,6 +52,13 @@ def serve_job(
         "colocated": placement.colocated,
     }
     return Job(service_name(name), tuple(command), spec, SERVICE_SECONDS, UNATTENDED_SECONDS, SERVICE_SECONDS)
+
+
+def label_of(config: EngineConfig) -> str:
+    """Of servers on other machines: those of another label are of no use to a run."""
+    assert config.machines is not None, "a pool is on other machines"
+    said = {name: value for name, value in asdict(config).items() if name not in NOT_OF_A_SERVER}
+    return key_of({**said, "gpus": config.machines.gpus})[:16]
 
 
 def service_name(job: str) -> str:

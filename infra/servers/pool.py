@@ -30,7 +30,7 @@ from infra.python_envs.engine import engine_python, host_command
 from infra.python_envs.trainer import prepare_environment
 from infra.servers.capacity import replicas_on
 from infra.servers.frame import send_frame
-from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, serve_job, service_name
+from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, label_of, serve_job, service_name
 from infra.servers.model import model_of
 from infra.servers.packages import packages_of
 from rollouts_core.config import EngineConfig, placement_of
@@ -65,6 +65,8 @@ class _Member:
     said: str = ""
     last: list[str] = field(default_factory=list)
     """The last lines of servers that have ended there."""
+    key: str = ""
+    """Of what its servers are: those with the same are as good."""
     beginning: Iterator[str] | None = None
     """What is under way there before its servers are started."""
 
@@ -118,11 +120,24 @@ class EnginePool:
             yield Serving(replicas)
         self._looked = time.monotonic()
 
-    def end(self) -> None:
+    def end(self, went_well: bool) -> None:
+        """Where all went well, servers are kept for another run, as far as that is asked for."""
         for member in self.members:
-            if member.reader is not None:
+            if member.reader is not None and not (went_well and self._kept(member)):
                 self.session.end(self._job(member, ""), member.machine)
         self.session.end(self._links_job(), self.session.machine)
+
+    def _kept(self, member: _Member) -> bool:
+        minutes, job = self._keep_minutes, self._job(member, "")
+        if not minutes or not member.machine.keep_servers(job.name, label_of(self.config), member.key, minutes):
+            return False
+        self.session.forget(job, member.machine)
+        return True
+
+    @property
+    def _keep_minutes(self) -> float:
+        assert self.config.machines is not None, "a pool is on other machines"
+        return self.config.machines.keep_minutes
 
     @property
     def ready(self) -> int:
@@ -221,7 +236,7 @@ class EnginePool:
         if there >= self.config.replicas:
             member.failed()
             return
-        if not machine.is_leased and (reason := machine.try_claim([job])):
+        if not machine.is_leased and (reason := machine.try_claim([job], label_of(self.config))):
             member.failed()
             if reason != member.said:
                 member.said = reason
@@ -236,14 +251,22 @@ class EnginePool:
         python = yield from self._python(machine, gpus > 0)
         path = yield from self._send_model(machine)
         placed = self._job(member, path, python)
+        member.key = _key_of(placed, machine)
         self.session.expect("serve", placed, machine)
         try:
-            machine.start(placed)
+            taken_over = _taken_over(placed, member.key, machine)
+            if not taken_over:
+                if self._keep_minutes:
+                    machine.place_servers(placed.name)
+                machine.start(placed)
         except LeaseLapsed:
             machine.unclaim()
             raise
         member.reader, member.host_key = JobReader(machine, placed.name), machine.remote.host_key()
-        yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) are started"
+        if taken_over:
+            member.reader.read()  # what an earlier run was told
+        said = "of an earlier run are taken over" if taken_over else "are started"
+        yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) {said}"
 
     def _send_model(self, machine: SSHMachine) -> Generator[str, None, str]:
         """Returns where it is there: the policy without weights, a model beside it whole."""
@@ -327,12 +350,12 @@ def start_pool(
     yield from pool.start()
 
 
-def end_pool(chain: str, session: MachineSession) -> bool:
-    """End all of it; whether there was any."""
+def end_pool(chain: str, session: MachineSession, went_well: bool) -> bool:
+    """End all of it, or keep its servers for another run; whether there was any."""
     pool = session.pools.pop(chain, None)
     if not isinstance(pool, EnginePool):
         return False
-    pool.end()
+    pool.end(went_well)
     return True
 
 
@@ -342,6 +365,22 @@ def links_job(chain: str, session: MachineSession) -> Job:
     return Job(
         service_name(chain), command, {"memory": "/dev/shm"}, SERVICE_SECONDS, UNATTENDED_SECONDS, SERVICE_SECONDS
     )
+
+
+def _key_of(job: Job, machine: SSHMachine) -> str:
+    spec = {name: value for name, value in job.spec.items() if name != "memory"}
+    return key_of({"spec": spec, "command": job.command, "code": machine.code})
+
+
+def _taken_over(job: Job, key: str, machine: SSHMachine) -> bool:
+    """Whether servers that an earlier run has left are the job's now. Others that are left on the lease are ended."""
+    kept, machine.kept = machine.kept, None
+    if kept is None:
+        return False
+    if kept["key"] == key and machine.take_over(kept["job"], job.name):
+        return True
+    machine.cancel(kept["job"])
+    return False
 
 
 def _described(member: _Member, key: str) -> dict[str, Any] | None:

@@ -58,9 +58,9 @@ def built(kind: str, session: MachineSession) -> Generator[str, None, str]:
     raise AssertionError("building ends with the interpreter, or raises")
 
 
-def end_servers(segments: Sequence[Stage], session: MachineSession) -> None:
-    """End them; where there are none, nothing."""
-    if end_pool(job_name(segments), session):
+def end_servers(segments: Sequence[Stage], session: MachineSession, went_well: bool) -> None:
+    """End them, or keep those of a pool for another run; where there are none, nothing."""
+    if end_pool(job_name(segments), session, went_well):
         return
     if service := session.services.pop(job_name(segments), None):
         session.end(service, session.machine)

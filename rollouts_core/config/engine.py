@@ -23,6 +23,9 @@ class EngineMachines:
         default=0, ge=0, description="So many machines are rented through SkyPilot, in the place of the inventory's."
     )
     accelerator: Operational[str | None] = Field(default=None, description="rented: the GPU, as SkyPilot names it.")
+    keep_minutes: Operational[float] = Field(
+        default=0.0, ge=0, description="Servers stay so long when all is done, for the next run that wants the same."
+    )
 
     @model_validator(mode="after")
     def _something_is_asked_for(self) -> "EngineMachines":
@@ -31,6 +34,8 @@ class EngineMachines:
             problems.append("rented: names, labels and gpu_memory_gb are of the inventory's machines; give accelerator")
         if self.rented and not self.accelerator and self.gpus != 0:
             problems.append("rented: name an accelerator, as H100, or say gpus 0")
+        if self.rented and self.keep_minutes:
+            problems.append("keep_minutes: rented machines are given back when all is done")
         if self.accelerator and not self.rented:
             problems.append("accelerator is of rented machines; say how many are rented")
         if not self.rented and not (self.names or self.labels or self.gpus or self.gpu_memory_gb):

@@ -365,6 +365,37 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
 
 
 @pytest.mark.slow
+def test_servers_stay_for_the_next_run_and_give_way_to_others(
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    variables: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Three runs: one leaves its servers, one of another seed takes them over, one wants others."""
+    parts: dict[str, Any] = {"sft": {"steps": 20}, "machine": {"device": "cpu", "environment": ["OMP_NUM_THREADS"]}}
+    engine = {**ENGINE, "machines": {**ENGINE["machines"], "keep_minutes": 10.0}}
+    store, alone = tmp_path / "store", tmp_path / "alone"
+    servers = []
+    for seed in (0, 1):
+        done = rollouts("run", config_file(**parts, engine=engine, seed=seed), "--store", store, **variables)
+        assert done.status == 0, done.out + done.err
+        assert ("of an earlier run are taken over" in done.err) == bool(seed)
+        servers.append(
+            {pid for host in three_hosts[1:] for pid in host.processes() if b"serving.replica" in command_line(pid)}
+        )
+    assert len(servers[0]) == 2 and servers[0] == servers[1]
+    told = rollouts("machines", "ls", **variables).out
+    assert told.count("for a run that wants the same, running 1 of 1 servers for rl-1-") == 2, told
+    assert rollouts("run", config_file(**parts, seed=1), "--store", alone, **variables).status == 0
+    assert made(alone, "rl").items() <= made(store, "rl").items()
+    other = {**ENGINE, "max_running_requests": 32}
+    done = rollouts("run", config_file(**parts, engine=other, seed=2), "--store", store, **variables)
+    assert done.status == 0, done.out + done.err
+    assert all(host.idle() for host in three_hosts)
+
+
+@pytest.mark.slow
 def test_servers_that_do_not_come_up_fail_the_run_with_their_last_lines(
     rollouts: Rollouts,
     config_file: Callable[..., Path],

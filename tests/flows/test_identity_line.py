@@ -84,7 +84,7 @@ CHANGES: dict[str, Any] = {
     "EngineConfig.weight_sync": "tensor", "EngineConfig.python": "/usr/bin/python3",
     "EngineConfig.min_replicas": 2, "EngineMachines.names": ["gpu3"], "EngineMachines.labels": ["h100"],
     "EngineMachines.gpus": 2, "EngineMachines.gpu_memory_gb": 80.0, "EngineMachines.rented": 2,
-    "EngineMachines.accelerator": "H100",
+    "EngineMachines.accelerator": "H100", "EngineMachines.keep_minutes": 30.0,
     "EngineConfig.start_minutes": 5.0, "EngineConfig.cache_gib": 1.5, "EngineConfig.hang_seconds": 5.0,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
