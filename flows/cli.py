@@ -177,6 +177,12 @@ def watch_command(options: argparse.Namespace) -> int:
     return watch(options)
 
 
+def checksums_command(options: argparse.Namespace) -> int:
+    from flows.checksums import checksums_command as checksums
+
+    return checksums(options)
+
+
 def cancel_command(options: argparse.Namespace) -> int:
     from flows.following import cancel_run
 
@@ -284,6 +290,8 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     watch = add("watch", watch_command, "follow a run's stages, progress and curves", shared)
     watch.add_argument("run", metavar="RUN")
+    compared = add("checksums", checksums_command, "compare what a running policy's servers hold", shared)
+    compared.add_argument("run", metavar="RUN")
     cancel = add("cancel", cancel_command, "end a run and all its jobs, wherever they run", shared)
     cancel.add_argument("run", metavar="RUN")
     replay = add("replay", replay_command, "train a run's RL again from its kept batches, without an engine", shared)

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.host import admission, collect, environment, gpu_leases, jobs, keeping, pool, runner, servers, trees
+from infra.host.checksums import checksums
 from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
@@ -292,6 +293,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "collect": collect.collect,
     "leave_behind": leave_behind,
     "lives": lives,
+    "checksums": lambda work, job: checksums(work / "store" / "jobs", _name(job)),
     "place": lambda work, job: keeping.place(work / "store" / "jobs", _name(job)),
     "keep": lambda work, job, **told: keeping.keep(work / "store" / "jobs", _name(job), **told),
     "take_over": take_over,

@@ -16,6 +16,7 @@ from typing import Any
 
 from infra.errors import LeaseLapsed, MachineError
 from infra.host import gpu_leases, jobs
+from infra.host.checksums import checksums
 from infra.host.facts import gpus, visible
 from infra.machines.machine import Job, JobStatus, Offsets, Watched
 from infra.machines.requirements import wanted_gpus
@@ -97,6 +98,9 @@ class LocalMachine:
 
     def hand(self, job: str, file: str, content: str) -> None:
         jobs.hand(self._jobs, job, file, content)
+
+    def checksums(self, job: str) -> Sequence[Mapping[str, Any]]:
+        return checksums(self._jobs, job)
 
     def has(self, artifact: ArtifactId) -> bool:
         return self._store.has(artifact)

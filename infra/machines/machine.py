@@ -122,6 +122,9 @@ class Machine(Protocol):
     def hand(self, job: str, file: str, content: str) -> None:
         """Write a file that the job reads while it runs."""
 
+    def checksums(self, job: str) -> Sequence[Mapping[str, Any]]:
+        """What the replicas hold that a job there tells of (see `infra.host.checksums`)."""
+
     def has(self, artifact: ArtifactId) -> bool:
         """Whether jobs there find the artifact."""
 

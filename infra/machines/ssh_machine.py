@@ -33,6 +33,7 @@ from rollouts_core.store.store import Store
 
 BEAT_SECONDS = 10.0
 MARGIN = 10.0
+CHECKSUM_SECONDS = 330.0
 WATCH_SECONDS = 10.0
 """A host that takes longer to say how a job is counts as away."""
 
@@ -178,6 +179,10 @@ class SSHMachine:
 
     def hand(self, job: str, file: str, content: str) -> None:
         self.remote.call("hand", job=job, name=file, content=content)
+
+    def checksums(self, job: str) -> Sequence[Mapping[str, Any]]:
+        found: list[dict[str, Any]] = self.remote.call("checksums", CHECKSUM_SECONDS, job=job)
+        return found
 
     def has(self, artifact: ArtifactId) -> bool:
         if self._store.url is not None:

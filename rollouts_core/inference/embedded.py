@@ -66,6 +66,10 @@ class EmbeddedEngine:
     async def update_weights_from_checkpoint(self, path: Path, version: int) -> None:
         self._engine.update_weights_from_checkpoint(path, version)
 
+    def checksum(self) -> str:
+        """Of the weights that it computes with."""
+        return self._engine.checksum()
+
     def wants_weights(self) -> bool:
         return False
 

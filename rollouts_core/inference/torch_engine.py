@@ -49,7 +49,7 @@ from rollouts_core.inference.row_cache import CachedDecoder
 from rollouts_core.inference.sampling import sample_tokens, uniform_draws
 from rollouts_core.inference.tiles import round_up
 from rollouts_core.inference.told_experts import to_text
-from rollouts_core.inference.weights import shapes_of, stored
+from rollouts_core.inference.weights import checksum_of, shapes_of, stored
 from rollouts_core.memory import GIB, free_bytes
 
 PREFILL_TOKENS = 16384
@@ -208,6 +208,10 @@ class TorchEngine:
             if self._running[row].request.request_id in ended:
                 self._finish(self._running[row], "abort")
                 self._free(row)
+
+    def checksum(self) -> str:
+        """Of the weights that it computes with."""
+        return checksum_of(self._decoder.weights)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Raises `WeightMismatch` and changes nothing when names or shapes differ."""

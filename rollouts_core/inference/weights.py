@@ -1,5 +1,6 @@
 """Weights on their way to an engine: a mapping from names to tensors, all there, or made one at a time."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,18 @@ def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...
     if isinstance(weights, LazyWeights):
         return weights.shapes
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def checksum_of(weights: "Mapping[str, torch.Tensor]") -> str:
+    """Of names, types and values, in the order of the names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def stored(model: Any) -> "dict[str, torch.Tensor]":

@@ -57,6 +57,7 @@ def app_for(engine: EmbeddedEngine) -> web.Application:
             web.post("/generate", served.generate),
             web.post("/abort_request", served.abort),
             *(web.post(f"/{name}", _nothing) for name in NOT_NEEDED),
+            web.post("/weights_checker", served.checksum),
             web.post("/update_weights_from_disk", served.update),
             web.post("/init_weights_update_group", served.join),
             web.post("/destroy_weights_update_group", served.leave),
@@ -105,6 +106,10 @@ class _Served:
         await self._engine.update_weights_from_checkpoint(Path(body["model_path"]), version)
         self._version = version
         return web.json_response({"success": True})
+
+    async def checksum(self, request: web.Request) -> web.Response:
+        """As SGLang tells it; between two tokens, too."""
+        return web.json_response({"success": True, "per_engine_checksum": self._engine.checksum()})
 
     async def join(self, request: web.Request) -> web.Response:
         await self._receiver.join(await request.json())

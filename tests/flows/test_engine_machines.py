@@ -308,8 +308,18 @@ def test_evaluation_by_servers_on_other_machines_gives_the_answers_of_one_machin
     assert all(host.idle() for host in three_hosts)
 
 
+def both_hold(rollouts: Rollouts, store: Path) -> list[dict[str, Any]]:
+    """What the two replicas say they hold, once both say it of one version."""
+    (name,) = (path.name for path in (store / "runs").iterdir())
+    done = rollouts("checksums", name, "--json", "--store", store)
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    return told if [replica.get("version") for replica in told].count(told[0].get("version")) == 2 else []
+
+
 @pytest.mark.slow
 def test_a_machine_that_was_in_use_joins_when_it_is_free(
+    rollouts: Rollouts,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     long_run: dict[str, Any],
     config_file: Callable[..., Path],
@@ -325,6 +335,8 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
     assert run.serving() == {"host-c"}
     other.release()
     until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
+    told = until(lambda: both_hold(rollouts, tmp_path / "store"), "what both hold", 60.0)
+    assert len({replica["checksum"] for replica in told}) == 1 and all(replica["agrees"] for replica in told)
     output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
     assert run.process.returncode == 0, output
     assert "waiting for 1 of 1 GPUs of host-b: GPU 0: another run" in output, output
@@ -336,6 +348,7 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
 @pytest.mark.sglang
 @pytest.mark.parametrize("weight_sync", ["disk", "broadcast"])
 def test_real_servers_on_two_machines_and_one_of_them_is_drained(
+    rollouts: Rollouts,
     weight_sync: str,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     config_file: Callable[..., Path],
@@ -351,6 +364,8 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
     config = config_file(**parts)
     run = Run(lambda: start("run", config, "--store", tmp_path / "store"), home, three_hosts)
     run.at(5)
+    told = until(lambda: both_hold(rollouts, tmp_path / "store"), "what both hold", 60.0)
+    assert len({replica["checksum"] for replica in told}) == 1, told
     drain(three_hosts[1])
     until(lambda: run.serving() == {"host-c"}, "it leaves", 60.0)
     output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)

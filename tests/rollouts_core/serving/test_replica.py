@@ -1,5 +1,6 @@
 """Several replicas of the embedded engine over HTTP: one with other weights, one that ends what it is asked."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ import anyio
 import pytest
 import torch
 from aiohttp import web
+from anyio import to_thread
 
+from infra.host.checksums import checksums
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import EngineRefused
 from rollouts_core.inference import own_servers
@@ -19,7 +22,7 @@ from rollouts_core.inference.registry import embedded_engine
 from rollouts_core.inference.replicas import FixedServers, Replica
 from rollouts_core.inference.sglang import SGLangEngine
 from rollouts_core.inference.transports import DiskTransport
-from rollouts_core.inference.weights import shapes_of
+from rollouts_core.inference.weights import checksum_of, shapes_of
 from rollouts_core.serving.replica import app_for
 from tests.rollouts_core.models import CONTEXT, VOCABULARY, character_tokenizer, tiny_model
 
@@ -115,6 +118,20 @@ def test_what_a_leaving_replica_ends_goes_on_elsewhere_with_its_tokens(tmp_path:
                 await client.call("POST", f"{url}/abort_request", {"abort_all": True}, deadline=5.0)
         await client.aclose()
         assert (found[0].tokens, found[0].finish_reason) == (alone.tokens, "length")
+
+    with_engine(tmp_path, 2, test)
+
+
+def test_replicas_tell_a_checksum_of_what_they_hold(tmp_path: Path) -> None:
+    async def test(engine: SGLangEngine, urls: list[str]) -> None:
+        told = [{"name": f"r{number}", "url": url, "state": "ready"} for number, url in enumerate(urls)]
+        (tmp_path / "serve").mkdir()
+        (tmp_path / "serve" / "servers.json").write_text(json.dumps({"replicas": told}))
+        for version in (1, 2):
+            await engine.update_weights(weights_of(version), version)
+            found = await to_thread.run_sync(checksums, tmp_path, "serve")
+            held = {"version": str(version), "checksum": checksum_of(weights_of(version))}
+            assert found == [{"name": "r0", **held}, {"name": "r1", **held}]
 
     with_engine(tmp_path, 2, test)
 

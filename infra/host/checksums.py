@@ -1,0 +1,49 @@
+"""What running servers hold, in their own words: the version and a checksum of each replica's weights. Standard
+library only.
+
+Decision: the checksum is taken of the tensors that a server computes with, by the server itself. Two engines give two
+checksums of the same weights, so only replicas of one pool are compared.
+"""
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+SECONDS = 300.0
+"""For one replica's answer: it reads all of its weights."""
+
+
+def checksums(jobs: Path, name: str) -> list[dict[str, Any]]:
+    """Of the replicas that the job's directory tells of: `name`, and `version` and `checksum`, or `problem`."""
+    try:
+        replicas = json.loads((jobs / name / "servers.json").read_text())["replicas"]
+    except (OSError, ValueError, KeyError):
+        return []
+    if not replicas:
+        return []
+    with ThreadPoolExecutor(len(replicas)) as threads:
+        return list(threads.map(_checksum, replicas))
+
+
+def _checksum(replica: Mapping[str, Any]) -> dict[str, Any]:
+    if replica["state"] != "ready":
+        return {"name": replica["name"], "problem": f"it is {replica['state']}"}
+    try:
+        told = _asked(f"{replica['url']}/weights_checker", {"action": "checksum"})
+        version = _asked(f"{replica['url']}/model_info")["weight_version"]
+        ranks = told.get("per_engine_checksum") or told["ranks"]
+    except (OSError, ValueError, KeyError) as error:
+        return {"name": replica["name"], "problem": f"it does not say: {error}"}
+    checksum = ranks if isinstance(ranks, str) else " ".join(rank["per_gpu_checksum"] for rank in ranks)
+    return {"name": replica["name"], "version": version, "checksum": checksum}
+
+
+def _asked(url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=SECONDS) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
