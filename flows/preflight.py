@@ -14,12 +14,13 @@ from pathlib import Path
 
 from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables
 from infra.servers.capacity import replicas_on
-from rollouts_core.config import EngineConfig, PipelineConfig, TokenizationConfig
+from rollouts_core.config import EngineConfig, PipelineConfig, Served, TokenizationConfig
 from rollouts_core.config.algorithms import CustomAlgorithm
 from rollouts_core.config.placement import gpus_of_server
 from rollouts_core.environments.registry import check_environment, load_environment
 from rollouts_core.errors import BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
+from rollouts_core.inference.families import is_reward_model
 from rollouts_core.observe.hub import check_hub
 from rollouts_core.observe.trackers import check_tracking
 from rollouts_core.rewards.functions import load_reward
@@ -105,6 +106,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks += [
         partial(_check_engine_machines, config, f"served.{one.name}.engine", one.engine, taken) for one in config.served
     ]
+    checks += [partial(_check_served, one) for one in config.served]
     checks.append(lambda: stages and stages_to_refresh(stages[0], refresh))
     for check in checks:
         try:
@@ -153,6 +155,15 @@ def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineCon
         raise BadInput(
             f"{field}.min_replicas: {', '.join(hosts)} have room for {room} servers of {gpus_of_server(engine)} GPUs, "
             f"and {engine.min_replicas} are needed{others}"
+        )
+
+
+def _check_served(served: Served) -> None:
+    """Raises `BadInput` for a reward model, by a local directory's config, on servers that give no scores."""
+    if served.task == "score" and served.engine.kind != "embedded" and is_reward_model(served.model.name):
+        raise BadInput(
+            f"served.{served.name}.engine.kind: {served.engine.kind} gives a teacher's log-probabilities, and "
+            f"{served.model.name} is a reward model; use embedded"
         )
 
 

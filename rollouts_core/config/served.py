@@ -35,6 +35,10 @@ class Served:
         problems = []
         if self.engine.replay_experts:
             problems.append("engine.replay_experts is of the policy that is trained")
+        if self.engine.kind == "vllm" and self.task == "score":
+            problems.append(
+                "task score needs embedded or sglang: vllm tells no log-probabilities of a prompt as they do"
+            )
         if self.engine.kind == "embedded" and self.model.trust_remote_code:
             problems.append("model.trust_remote_code: only sglang and vllm run a served model's own code")
         return or_raise(self, problems)

@@ -5,7 +5,9 @@ interface, is computed as transformers computes it; docs/models.md has the famil
 is what is known not to work, so that it is refused by name before anything is loaded. Imports no torch: plans ask.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 LAYERS = {"full_attention", "sliding_attention"}
@@ -25,6 +27,13 @@ NO_DECODERS = (
     "ForMultipleChoice",
 )  # fmt: skip
 """Ends of the names of architectures that make no text from left to right."""
+
+
+def is_reward_model(directory: str | Path) -> bool:
+    """Whether a model directory has a head that scores, as far as its config says it."""
+    config = Path(directory, "config.json")
+    architectures = json.loads(config.read_text()).get("architectures") if config.is_file() else []
+    return any(name.endswith("ForSequenceClassification") for name in architectures or [])
 
 
 def problems_of(config: Mapping[str, Any]) -> list[str]:

@@ -8,11 +8,9 @@ Which of the two scores it gives follows from the model: a classifier is a rewar
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -27,6 +25,7 @@ from rollouts_core.data.messages import message_from_data
 from rollouts_core.data.tokenized import Example
 from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import RolloutsError
+from rollouts_core.inference.families import is_reward_model
 from rollouts_core.inference.registry import embedded_engine
 from rollouts_core.rewards.model import RewardModelSettings, load_scorer
 from rollouts_core.serving.api import app_for
@@ -46,7 +45,7 @@ Found = TypeVar("Found")
 def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     device = prepare_torch(options.device)
-    make = (_reward_app if _is_classifier(options.model_path) else _teacher_app) if options.scores else _chat_app
+    make = (_reward_app if is_reward_model(options.model_path) else _teacher_app) if options.scores else _chat_app
     app = make(options, device)
     for path in ("/health_generate", "/server_info"):
         app.add_api_route(path, _nothing)
@@ -157,12 +156,6 @@ def _problem(tokens: Any, vocabulary: int, length: int) -> str:
 def _split(values: Sequence[float], sizes: Sequence[int]) -> list[list[float]]:
     ends = np.cumsum(sizes)
     return [list(values[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
-
-
-def _is_classifier(path: str) -> bool:
-    config = Path(path, "config.json")
-    architectures = json.loads(config.read_text()).get("architectures") if config.is_file() else []
-    return any(name.endswith("ForSequenceClassification") for name in architectures or [])
 
 
 async def _nothing() -> dict[str, Any]:

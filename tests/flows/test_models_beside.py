@@ -18,6 +18,7 @@ from tests.flows.test_remote_run import start, variables  # noqa: F401
 from tests.hosts import HostMachine
 from tests.rollouts_core.models import character_tokenizer, tiny_model
 from tests.rollouts_core.rewards.test_judge import saved_reward_model
+from tests.servers import engine_python
 
 REWARDS = """
 from contextlib import asynccontextmanager
@@ -55,14 +56,19 @@ def asking(config_file: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
         character_tokenizer().save_pretrained(tmp_path / name)
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def write(by: dict[str, Any], **parts: Any) -> Path:
+    def write(by: dict[str, Any], scorer_by: dict[str, Any] | None = None, **parts: Any) -> Path:
         shared = {"max_length": 12, "engine": by}
         served = [
             {"name": name, "model": {"kind": "pretrained", "name": str(tmp_path / name)}, **shared, **given}
             for name, given in {
                 "teacher": {"task": "score", "asked_by": ["rl"]},
                 "talker": {"asked_by": ["rl"]},
-                "scorer": {"task": "score", "max_length": 48, "asked_by": ["evaluate"]},
+                "scorer": {
+                    "task": "score",
+                    "max_length": 48,
+                    "asked_by": ["evaluate"],
+                    "engine": by if scorer_by is None else scorer_by,
+                },
             }.items()
         ]
         path = config_file(
@@ -99,6 +105,29 @@ def test_a_teacher_a_judge_and_a_reward_model_are_asked_beside_the_policy(
     assert rollouts("run", asking({}), "--store", store).status == 0
     logs = [file.read_text() for file in (store / "jobs").glob("serve-*/log")]
     assert [log.count("answers at") for log in logs] == [1, 1, 1], "a run that has all of it starts none"
+
+
+def test_a_reward_model_on_servers_that_give_no_scores_is_refused(
+    asking: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
+) -> None:
+    done = rollouts("run", asking({"kind": "sglang"}))
+    assert done.status == 1 and not (tmp_path / ".rollouts" / "runs").exists()
+    assert "served.scorer.engine.kind: sglang gives a teacher's log-probabilities" in done.err
+    assert "is a reward model; use embedded" in done.err
+
+
+@pytest.mark.sglang
+def test_sglang_serves_a_teacher_and_a_judge(
+    asking: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
+) -> None:
+    """What the teacher says is what our own server says of the same weights."""
+    divergences = []
+    for name, by in (("own", {}), ("sglang", {"kind": "sglang", "python": engine_python("sglang")})):
+        done = rollouts("run", asking(by, {}), "--json", "--store", tmp_path / name)
+        assert done.status == 0, done.err
+        metrics = read_jsonl(tmp_path / "outputs" / done.json()["run_id"] / "rl_metrics.jsonl")
+        divergences.append([line["kl"] for line in metrics])
+    assert divergences[0] == pytest.approx(divergences[1], abs=1e-3) and all(divergences[0])
 
 
 @pytest.mark.slow

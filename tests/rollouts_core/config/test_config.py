@@ -236,6 +236,7 @@ def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem
         ([{"name": "a"}], "rl.algorithm.teacher: served a needs task score, and rl in asked_by"),
         ([{"name": "b", "task": "score"}], "served://a is not in `served`, which has ['b']"),
         ([{"name": "a", "task": "score", "engine": {"replay_experts": True}}], "replay_experts"),
+        ([{"name": "a", "task": "score", "engine": {"kind": "vllm"}}], "task score needs embedded or sglang"),
     ],
 )
 def test_what_is_wrong_with_models_beside_the_policy(
