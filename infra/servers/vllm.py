@@ -20,6 +20,7 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--host", "127.0.0.1",
         "--port", "{port}", "--disable-uvicorn-access-log",
     ]  # fmt: skip
+    command += [] if model.has_weights else ["--load-format", "dummy"]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment |= {"HF_HUB_OFFLINE": "1"} if Path(model.path).is_absolute() else {}
     if on_gpu:

@@ -99,8 +99,6 @@ class EngineConfig:
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
         if self.kind == "vllm" and self.replay_experts:
             problems.append("replay_experts needs sglang or embedded: mixtures can't be trained with vllm")
-        if self.machines and self.kind == "vllm":
-            problems.append("machines: servers there begin without weights, and vllm takes none then; use sglang")
         if self.machines and self.weight_sync == "tensor":
             problems.append("weight_sync tensor shares memory, and servers are on other machines: use disk")
         if self.machines and self.kind == "embedded" and self.replay_experts:

@@ -1,8 +1,8 @@
 """New weights for replicas on other machines: sent once to each machine, in buckets, while its replicas generate.
 
-Decision: a bucket is gathered once and sent to all machines at the same time, while the next one is gathered. So no
-more than two are in this process's memory, and the slowest link sets the pace. A machine that takes nothing for a while
-is left behind; it catches up as a newcomer does, with the buckets that it lacks.
+Decision: a bucket is gathered once and sent to all machines at the same time, while the next one is gathered and the
+one before is answered. So no more than three are in this process's memory, and the slowest link sets the pace. A
+machine that takes nothing for a while is left behind; it catches up as a newcomer does, with the buckets that it lacks.
 
 Decision: both ends compute each bucket's digest. What was damaged on its way is never loaded.
 
@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,9 +47,9 @@ from rollouts_core.memory import free_bytes
 from rollouts_core.weight_changes import change, pieces
 
 PARTS = 8
-LEAST_BYTES, MOST_BYTES = 2**24, 2**28
+MOST_BYTES = 2**28
 """A bucket is one of about eight parts: sending begins while most of the weights are still to be gathered, and what
-breaks off costs little. Each is answered, which takes the link's delay, so they are not very small."""
+breaks off costs little."""
 SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
@@ -123,7 +124,7 @@ class MachineTransport:
 
 def bucket_bytes(weights: Weights) -> int:
     """The limit of a bucket of these weights."""
-    return min(MOST_BYTES, max(LEAST_BYTES, whole_bytes(weights) // PARTS))
+    return min(MOST_BYTES, whole_bytes(weights) // PARTS)
 
 
 def whole_bytes(weights: Weights) -> int:
@@ -201,18 +202,21 @@ class _Sender:
         """What is there already: digests by name."""
         self._before: dict[str, str] = {}
         """The same of other versions."""
+        self._unheard: deque[_Bucket] = deque()
+        """Sent, and not answered yet."""
         self._said = b""
         self.sent, self.ended = 0, 0.0
         self.problem = ""
         """Why the machine was left behind."""
 
     async def give(self, bucket: _Bucket) -> None:
-        """See to it that the machine has the bucket, or be left behind."""
-        await self._until_done(partial(self._give, bucket), partial(self._give, replace(bucket, before="")))
+        """See to it that the machine has the bucket before, and send this one; or be left behind."""
+        await self._until_done(partial(self._give, bucket))
 
     async def finish(self, index: _Bucket, files: Mapping[str, str]) -> None:
         """The last file, and all together is a version."""
         await self._until_done(partial(self._give, index))
+        await self._until_done(partial(self._hear_of_all_but, 0))
         await self._until_done(partial(self._ask, {"do": "settle", "files": dict(files)}))
         self.ended = time.perf_counter()
 
@@ -222,7 +226,7 @@ class _Sender:
             with suppress(*BROKEN), anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(stream)
 
-    async def _until_done(self, action: Any, again: Any = None) -> None:
+    async def _until_done(self, action: Any) -> None:
         """Try again over a new connection, for as long as something gets on now and then."""
         end = time.monotonic() + SILENCE_SECONDS
         while not self.problem:
@@ -233,7 +237,6 @@ class _Sender:
                 await action()
                 return
             except BROKEN as error:
-                action = again or action
                 await self.aclose()
                 if self.sent > before:
                     end = time.monotonic() + SILENCE_SECONDS
@@ -246,7 +249,14 @@ class _Sender:
         with anyio.fail_after(SILENCE_SECONDS):
             self._stream = await anyio.connect_tcp("127.0.0.1", machine.port)
         held = await self._ask({"do": "held"})
-        self._held, self._before = held["files"], held["before"]
+        self._held, self._before = held["files"], {}
+        for bucket in self._unheard:
+            if self._held.get(bucket.name) != bucket.digest:
+                await self._put(bucket)
+                await self._heard()
+                self._held[bucket.name] = bucket.digest
+        self._unheard.clear()
+        self._before = held["before"]
 
     def _here(self) -> EngineMachine:
         machine = self._fleet.ready().machines.get(self._machine)
@@ -257,6 +267,18 @@ class _Sender:
     async def _give(self, bucket: _Bucket) -> None:
         if self._held.get(bucket.name) == bucket.digest:
             return
+        await self._put(bucket)
+        self._unheard.append(bucket)
+        await self._hear_of_all_but(1)
+
+    async def _hear_of_all_but(self, count: int) -> None:
+        while len(self._unheard) > count:
+            await self._heard()
+            bucket = self._unheard.popleft()
+            self._held[bucket.name] = bucket.digest
+
+    async def _put(self, bucket: _Bucket) -> None:
+        """By its changes, where the machine has what they are of."""
         put = {"do": "put", "name": bucket.name, "sha256": bucket.digest}
         if bucket.before and self._before.get(bucket.name) == bucket.before:
             await self._say({**put, "changes": [len(piece) for piece in bucket.changes]})
@@ -264,7 +286,6 @@ class _Sender:
         else:
             await self._say({**put, "size": len(bucket.data)})
             await self._write_all(pieces(bucket.data))
-        await self._heard()
 
     async def _write_all(self, parts: Iterable[bytes]) -> None:
         for part in parts:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     import torch
 
 LOAD_SECONDS = 600.0
+READ_FILES = {"load_config": {"load_format": "auto"}}
 SERVED_NAME = "policy"
 """How the servers call the model."""
 
@@ -62,7 +63,10 @@ SERVED_NAME = "policy"
 def create(config: EngineConfig, fleet: Fleet, limits: ModelLimits, memory: Path) -> "VLLMEngine":
     """`memory`: a directory for weights on their way."""
     files = file_transport(config, fleet, memory)
-    return VLLMEngine(fleet, limits, SERVED_NAME, files, config.start_minutes * 60, config.min_replicas)
+    return VLLMEngine(
+        fleet, limits, SERVED_NAME, files, config.start_minutes * 60, config.min_replicas,
+        begin_empty=config.machines is not None,
+    )  # fmt: skip
 
 
 class VLLMEngine:
@@ -76,11 +80,12 @@ class VLLMEngine:
         files: FileTransport,
         start_seconds: float = 600.0,
         least: int = 1,
+        begin_empty: bool = False,
     ) -> None:
         """`model`: the name the servers give it. `start_seconds`: how long to wait while fewer than `least` servers
-        are there that could answer."""
+        are there that could answer. `begin_empty`: they were started without weights."""
         self._members = Members(fleet, start_seconds, least)
-        self._limits, self._model, self._files = limits, model, files
+        self._limits, self._model, self._files, self._begin_empty = limits, model, files, begin_empty
         self._http = JsonClient()
         self._timer = PhaseTimer()
         self._open = anyio.Event()
@@ -198,6 +203,8 @@ class VLLMEngine:
     async def _load(self, place: Callable[[Replica], Path], replica: Replica) -> None:
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(place(replica))}}
         try:
+            if self._begin_empty:  # its loader would make further weights up
+                await self._post("/collective_rpc", {"method": "update_config", "args": [READ_FILES]}, replica)
             await self._http.call("POST", f"{replica.url}/collective_rpc", load, deadline=LOAD_SECONDS)
         except EngineRefused as error:
             raise WeightMismatch(

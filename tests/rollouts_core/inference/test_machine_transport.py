@@ -27,7 +27,6 @@ WEIGHTS = {f"w{number}": torch.full((256,), float(number)) for number in range(6
 def three_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two weights each."""
     monkeypatch.setattr(machine_transport, "PARTS", 3)
-    monkeypatch.setattr(machine_transport, "LEAST_BYTES", 0)
 
 
 @dataclass
