@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flows import supervisor
 from flows.found_server import find_server, prefect_home
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from rollouts_core.errors import RolloutsError
 
 START_DEADLINE = 120.0

@@ -26,7 +26,7 @@ from flows.found_server import UpServer, announced
 from flows.preflight import outputs_of, store_of
 from flows.temporary_server import stop, wait_until_healthy
 from flows.worker_runs import cancel_runs, tell_lost_runs
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.observe.served import PAGES
 from tasks.pages import write_list

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from rollouts_core.config.loading import from_data
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.runs import RunLog

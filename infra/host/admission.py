@@ -1,4 +1,4 @@
-"""The key of a run in `~/.ssh/authorized_keys` of an engine machine: good for one port, for an hour, for one job.
+"""The keys of a run in `~/.ssh/authorized_keys` of an engine machine: good for one port, for an hour, for one job.
 
 Decision: the job that keeps the servers puts the line there itself and renews it while it lives. The line names the
 job's directory, so whoever looks next removes what a killed one has left; and what nobody removes has expired.
@@ -10,7 +10,7 @@ connections to Unix sockets beside them; they are made with the rights of the sa
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,13 +21,13 @@ RENEW_SECONDS = 900.0
 MARK = "rollouts-servers:"
 
 
-def admit(directory: Path, public_key: str, port: int) -> None:
-    """Let the key reach the port, from now on for an hour; in place of what this job let in before."""
-    kind, key = public_key.split()[:2]
+def admit(directory: Path, public_keys: Sequence[str], port: int) -> None:
+    """Let the keys reach the port, from now on for an hour; in place of what this job let in before."""
     until = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + GOOD_FOR_SECONDS))
     allowed = f'restrict,port-forwarding,permitopen="127.0.0.1:{port}",permitlisten="127.0.0.1:1",command="false"'
-    line = f'{allowed},expiry-time="{until}" {kind} {key} {MARK}{directory.resolve()}'
-    _rewrite(lambda lines: [*(line for line in lines if not _is_of(line, directory)), line])
+    keys = [" ".join(public_key.split()[:2]) for public_key in public_keys]
+    own = [f'{allowed},expiry-time="{until}" {key} {MARK}{directory.resolve()}' for key in keys]
+    _rewrite(lambda lines: [*(line for line in lines if not _is_of(line, directory)), *own])
 
 
 def dismiss(directory: Path) -> None:

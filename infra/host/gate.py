@@ -1,6 +1,6 @@
 """The door of a machine whose servers a trainer on another machine uses: one port of the loopback, reached over SSH.
 
-`key.pub` in the job's directory is the public key of who may come through.
+`key.pub` in the job's directory has the public keys of who may come through, a line each.
 
 Decision: servers get a new port with each start, and a key of SSH can be held to one port. So everything comes through
 one: what is said to a replica, questions about replicas, complaints, and new weights. Who connects says in one line of
@@ -11,7 +11,9 @@ JSON what it wants:
 
     look                        the replicas; asking keeps the job attended
     restart                     asks for a new start of a replica
-    held, put, settle           new weights (see `weight_files`); the bytes follow a `put`, or their changes do
+    held, put, settle           new weights (see `weight_files`); the bytes follow a `put`, or their changes do. With
+                                `on` they are passed on to other machines (see `relay`), whose answers come with ours
+    alive                       nothing
 """
 
 import asyncio
@@ -19,7 +21,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,12 +30,14 @@ from typing import Any
 from infra.host import admission, weight_files
 from infra.host.files import add_record, write_json
 from infra.host.keeping import HANDED
+from infra.host.links import LINE
+from infra.host.relay import Onward
 from rollouts_core.weight_changes import changed
 
 LOOK_SECONDS = 1.0
 HELLO_SECONDS = 20.0
 IDLE_SECONDS = 120.0
-LINE = 2**20
+NO_WAYS: Mapping[str, int] = {}
 THREADS = 8
 PIECE = 2**18
 WINDOW = 2**22
@@ -43,9 +47,12 @@ WINDOW = 2**22
 class Gate:
     """What may be asked of the servers in a directory."""
 
-    def __init__(self, directory: Path, memory: Path, look: Callable[[], dict[str, Any]]) -> None:
-        """`look`: what is told of the servers. `memory`: where new weights lie."""
-        self._directory, self._memory, self._look = directory, memory, look
+    def __init__(
+        self, directory: Path, memory: Path, look: Callable[[], dict[str, Any]], ways: Mapping[str, int] = NO_WAYS
+    ) -> None:
+        """`look`: what is told of the servers. `memory`: where new weights lie. `ways`: the port here that leads to the
+        gate of each machine that weights are passed on to."""
+        self._directory, self._memory, self._look, self._ways = directory, memory, look, ways
         self._busy: dict[str, asyncio.Lock] = {}
 
     async def open(self, port: int) -> asyncio.Server:
@@ -56,18 +63,24 @@ class Gate:
             return await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=WINDOW)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward = Onward(self._ways)
         try:
             asked = await _line(reader, HELLO_SECONDS)
             if "to" in asked:
                 await self._hand_over(asked, reader, writer)
                 return
             while True:
-                writer.write(json.dumps(await self._answer(asked, reader)).encode() + b"\n")
+                await onward.say(asked)
+                answer = await self._answer(asked, reader, onward)
+                if asked.get("on"):
+                    answer = {**answer, "on": await onward.answers()}
+                writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
                 asked = await _line(reader, IDLE_SECONDS)
         except (OSError, EOFError, ValueError, KeyError, TimeoutError, asyncio.CancelledError):
             return  # a task of asyncio's server that ends as cancelled is complained of
         finally:
+            onward.close()
             writer.close()
 
     async def _hand_over(
@@ -79,12 +92,14 @@ class Gate:
         port = int(there["url"].rpartition(":")[2])
         await splice(reader, writer, *await asyncio.open_connection("127.0.0.1", port))
 
-    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, onward: Onward) -> dict[str, Any]:
         match asked["do"]:
             case "look":
                 with suppress(OSError):
                     os.utime(self._directory / "attended")
-                return self._look()
+                return {**self._look(), "reaches": sorted(self._ways)}
+            case "alive":
+                return {}
             case "restart":
                 complaints = self._directory / "restarts"
                 complaints.mkdir(exist_ok=True)
@@ -96,40 +111,44 @@ class Gate:
                 files, before = weight_files.held(self._memory, version), weight_files.before(self._memory, version)
                 return {"files": files, "before": before}
             case "put":
-                return await self._put(asked, reader)
+                return await self._put(asked, reader, onward)
             case "settle":
                 return {"problem": weight_files.settle(self._memory, int(asked["version"]), asked["files"])}
         return {"problem": f"{asked['do']!r} is not known here"}
 
-    async def _put(self, asked: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+    async def _put(self, asked: dict[str, Any], reader: asyncio.StreamReader, onward: Onward) -> dict[str, Any]:
         """Two transfers of one file do not mix: the later one waits."""
         version, name = int(asked["version"]), weight_files.plain(asked["name"])
         async with self._busy.setdefault(name, asyncio.Lock()):
             with weight_files.arriving(self._memory, version, name) as file:
                 if "changes" in asked:
-                    await _take_changes(file, asked["changes"], reader)
+                    await _take_changes(file, asked["changes"], reader, onward)
                 else:
-                    await _take_whole(file, int(asked["size"]), reader)
+                    await _take_whole(file, int(asked["size"]), reader, onward)
                 return {"problem": file.keep(asked["sha256"])}
 
 
-async def _take_whole(file: weight_files.File, size: int, reader: asyncio.StreamReader) -> None:
+async def _take_whole(file: weight_files.File, size: int, reader: asyncio.StreamReader, onward: Onward) -> None:
     while size:
         async with asyncio.timeout(IDLE_SECONDS):
             piece = await reader.read(min(size, WINDOW))
         if not piece:
             raise EOFError
         file.take(piece)
+        await onward.write(piece)
         size -= len(piece)
 
 
-async def _take_changes(file: weight_files.File, sizes: Sequence[int], reader: asyncio.StreamReader) -> None:
+async def _take_changes(
+    file: weight_files.File, sizes: Sequence[int], reader: asyncio.StreamReader, onward: Onward
+) -> None:
     """Several pieces are made whole at the same time, and taken in order."""
     making: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(THREADS) as threads:
         for size in sizes:
             async with asyncio.timeout(IDLE_SECONDS):
                 change = await reader.readexactly(int(size))
+            await onward.write(change)
             making.append(threads.submit(changed, file.next_before(), change))
             if len(making) > THREADS:
                 file.take(await asyncio.wrap_future(making.popleft()))
@@ -138,7 +157,7 @@ async def _take_changes(file: weight_files.File, sizes: Sequence[int], reader: a
 
 
 async def keep_gate(directory: Path, gate: Gate) -> None:
-    """Keep the gate open for a job, and the key that was handed to the job good for it."""
+    """Keep the gate open for a job, and the keys that were handed to the job, a line each, good for it."""
     place = directory / "gate.json"
     server = await gate.open(json.loads(place.read_text())["port"] if place.exists() else 0)
     port = server.sockets[0].getsockname()[1]
@@ -152,7 +171,7 @@ async def keep_gate(directory: Path, gate: Gate) -> None:
                     admission.dismiss(directory)
                     admitted = ""
                 if key and (key != admitted or time.monotonic() > until):
-                    admission.admit(directory, key, port)
+                    admission.admit(directory, key.splitlines(), port)
                     if key != admitted:
                         add_record(directory / "metrics.jsonl", {"gate": port, "admitted": key})
                     admitted, until = key, time.monotonic() + admission.RENEW_SECONDS

@@ -15,37 +15,21 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.host import links
 from infra.host.files import add_record, write_json
-from infra.host.gate import LINE, WINDOW, splice
-from infra.host.servers import end_with_parent, free_port
-from infra.host.ssh_client import client_command, server_name
+from infra.host.gate import WINDOW, splice
+from infra.host.links import Machine
+from infra.host.system import end_with_parent
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 10.0
-CONNECT_SECONDS = 15.0
 AGAIN_SECONDS = 2.0
-KEY = "key"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """How a machine with servers is reached from here."""
-
-    name: str
-    host: str
-    port: int
-    user: str
-    host_key: str
-    """Kind and key, as known-hosts files have them."""
-    gate: int
-    """The port of its loopback that everything goes through."""
 
 
 @dataclass
@@ -81,22 +65,12 @@ def main(directory: Path) -> int:
         message = f"{' and '.join(missing)} is not here: servers on other machines are reached by OpenSSH's client"
         write_json(directory / "failure.json", {"stage": "serve", "message": message})
         return 1
-    make_key(directory)
+    links.make_key(directory)
     spec = json.loads((directory / "spec.json").read_text())
     with suppress(asyncio.CancelledError):
         asyncio.run(_keep_links(directory, spec))
-    (directory / KEY).unlink(missing_ok=True)
+    (directory / links.KEY).unlink(missing_ok=True)
     return 0
-
-
-def make_key(directory: Path) -> None:
-    """A key pair of this job, unless it is there; the public half is told in its metrics."""
-    key = directory / KEY
-    if not key.exists():
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "rollouts", "-f", str(key)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    public = key.with_suffix(".pub").read_text().strip()
-    add_record(directory / "metrics.jsonl", {"key": public})
 
 
 async def _keep_links(directory: Path, spec: dict[str, Any]) -> None:
@@ -104,20 +78,20 @@ async def _keep_links(directory: Path, spec: dict[str, Any]) -> None:
     loop, whole = asyncio.get_running_loop(), asyncio.current_task()
     assert whole is not None, "run by asyncio.run"
     loop.add_signal_handler(signal.SIGTERM, whole.cancel)
-    links: dict[Machine, tuple[Link, asyncio.Task[None]]] = {}
+    kept: dict[Machine, tuple[Link, asyncio.Task[None]]] = {}
     said = ""
     async with asyncio.TaskGroup() as group:
         while True:
-            named = _machines(directory / "machines.json")
-            for machine in links.keys() - named:
-                link, task = links.pop(machine)
+            named = links.machines_in(directory / "machines.json")
+            for machine in kept.keys() - named:
+                link, task = kept.pop(machine)
                 task.cancel()
                 print(f"[{machine.name}] has left", flush=True)
-            for machine in named - links.keys():
+            for machine in named - kept.keys():
                 link = Link(machine)
-                links[machine] = (link, group.create_task(_keep(link, directory)))
-            _pass_complaints(directory / "restarts", [link for link, _ in links.values()])
-            said = _tell(directory, spec, [link for link, _ in links.values()], said)
+                kept[machine] = (link, group.create_task(_keep(link, directory)))
+            _pass_complaints(directory / "restarts", [link for link, _ in kept.values()])
+            said = _tell(directory, spec, [link for link, _ in kept.values()], said)
             await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -125,19 +99,14 @@ async def _keep(link: Link, directory: Path) -> None:
     """Connect again and again, and look what is there."""
     try:
         while True:
-            port = free_port()
-            process = await _connect(link.machine, directory, port)
-            words = asyncio.create_task(_words(process))
-            try:
-                await _converse(link, port)
-            except (OSError, EOFError, ValueError, TimeoutError) as error:
-                reason = f"{type(error).__name__}: {error}"
-            finally:
-                link.port = 0
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            if (problem := await words or reason) != link.problem:
+            async with links.link(link.machine, directory) as linked:
+                try:
+                    await _converse(link, linked.port)
+                except (OSError, EOFError, ValueError, TimeoutError) as error:
+                    reason = f"{type(error).__name__}: {error}"
+                finally:
+                    link.port = 0
+            if (problem := linked.said or reason) != link.problem:
                 print(f"[{link.machine.name}] is not reached: {problem}", flush=True)
             link.problem = problem
             await asyncio.sleep(AGAIN_SECONDS)
@@ -146,28 +115,9 @@ async def _keep(link: Link, directory: Path) -> None:
             door.close()
 
 
-async def _connect(machine: Machine, directory: Path, port: int) -> asyncio.subprocess.Process:
-    known_hosts = directory / f"known-{machine.name}"
-    known_hosts.write_text(f"{server_name(machine.host, machine.port)} {machine.host_key}\n")
-    forward = {"ExitOnForwardFailure": "yes", "LocalForward": f"127.0.0.1:{port} 127.0.0.1:{machine.gate}"}
-    command = client_command(machine.port, machine.user, known_hosts, directory / KEY, forward)
-    return await asyncio.create_subprocess_exec(
-        *command, "-N", machine.host,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        preexec_fn=end_with_parent,
-    )  # fmt: skip
-
-
-async def _words(process: asyncio.subprocess.Process) -> str:
-    """The last of what the client says, once it has ended."""
-    assert process.stderr is not None, "started with a pipe"
-    said = (await process.stderr.read()).decode(errors="replace").strip()
-    return said.splitlines()[-1] if said else ""
-
-
 async def _converse(link: Link, port: int) -> None:
     """Look at the machine until it does not answer any more, which raises."""
-    reader, writer = await _opened(port)
+    reader, writer = await links.entered(port)
     try:
         while True:
             link.told = await _asked(reader, writer, {"do": "look"})
@@ -181,15 +131,6 @@ async def _converse(link: Link, port: int) -> None:
                 await _asked(reader, writer, link.asked.get_nowait())
     finally:
         writer.close()
-
-
-async def _opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The client listens once it is connected."""
-    async with asyncio.timeout(CONNECT_SECONDS):
-        while True:
-            with suppress(ConnectionRefusedError):
-                return await asyncio.open_connection("127.0.0.1", port, limit=LINE)
-            await asyncio.sleep(0.05)
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: dict[str, Any]) -> dict[str, Any]:
@@ -232,13 +173,6 @@ async def _lead(link: Link, start: tuple[str, int], reader: asyncio.StreamReader
         writer.close()
 
 
-def _machines(file: Path) -> set[Machine]:
-    try:
-        return {Machine(**entry) for entry in json.loads(file.read_text())}
-    except FileNotFoundError:
-        return set()
-
-
 def _pass_complaints(directory: Path, links: list[Link]) -> None:
     """What the trainer says against a replica, to the machine that has it."""
     if not directory.exists():
@@ -264,7 +198,7 @@ def _tell(directory: Path, spec: dict[str, Any], links: list[Link], said: str) -
     machines = [
         {
             "name": link.machine.name, "address": link.machine.host, "port": link.port, "problem": link.problem,
-            "memory": link.told.get("memory"),
+            "memory": link.told.get("memory"), "reaches": link.told.get("reaches", []),
         }
         for link in links
     ]  # fmt: skip

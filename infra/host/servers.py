@@ -15,12 +15,10 @@ even while generation is paused for new weights.
 """
 
 import asyncio
-import ctypes
 import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import urllib.error
@@ -33,6 +31,8 @@ from typing import Any
 from infra.host.draining import Drained, until_drained
 from infra.host.files import add_record, write_json
 from infra.host.gate import Gate, keep_gate
+from infra.host.relay import keep_ways
+from infra.host.system import end_with_parent, free_port
 from rollouts_core.network import interface_variables
 from rollouts_core.store.locks import try_lock
 
@@ -42,7 +42,6 @@ LOOK_SECONDS = 1.0
 START_LOOK_SECONDS = 0.5
 READY_SECONDS = 10.0
 GRACE = 3.0
-PR_SET_PDEATHSIG = 1
 
 
 class ServersFailed(Exception):
@@ -118,7 +117,9 @@ async def _keep_all(directory: Path, spec: dict[str, Any]) -> None:
         for server in servers:
             group.create_task(_keep(server, spec, directory / "restarts" / server.name, tell))
         if spec.get("gate"):
-            group.create_task(keep_gate(directory, Gate(directory, Path(spec["memory"]), told)))
+            ways: dict[str, int] = {}
+            group.create_task(keep_ways(directory, ways))
+            group.create_task(keep_gate(directory, Gate(directory, Path(spec["memory"]), told, ways)))
             group.create_task(until_drained(Path(spec["gate"]["drained"]), replicas, tell))
 
 
@@ -245,13 +246,6 @@ def answers(url: str, seconds: float) -> bool:
         return False
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _visible(places: list[int]) -> dict[str, str]:
     """Which of the leased GPUs a server is to see."""
     leased = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -296,12 +290,6 @@ def _is_abandoned(place: Path) -> bool:
 
 def _say(server: Server, text: str) -> None:
     print(f"[{server.name}] {text}", flush=True)
-
-
-def end_with_parent() -> None:
-    """Die with the process that watches over this one, however it dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

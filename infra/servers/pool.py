@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import JobFailed, LeaseLapsed, Unreachable
+from infra.host.keeping import HANDED
+from infra.host.relay import ONWARD
 from infra.jobs.follow import LogLine
 from infra.jobs.placing import leased_gpus
 from infra.jobs.reader import JobReader
@@ -33,6 +35,7 @@ from infra.servers.frame import send_frame
 from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, label_of, serve_job, service_name
 from infra.servers.model import model_of
 from infra.servers.packages import packages_of
+from infra.servers.tree import onward
 from rollouts_core.config import EngineConfig, placement_of
 from rollouts_core.errors import BadInput, RolloutsError
 from rollouts_core.network import own_address
@@ -57,7 +60,9 @@ class _Member:
     host_key: str = ""
     """As it was when its servers were started."""
     handed: str = ""
-    """The key that its servers' job was given."""
+    """The keys that its servers' job was given."""
+    below: list[dict[str, Any]] = field(default_factory=list)
+    """The machines that it was told to pass weights on to."""
     failures: int = 0
     """Since its servers ran last."""
     again: float = 0.0
@@ -89,6 +94,8 @@ class EnginePool:
     members: list[_Member]
     links: JobReader
     """Of the job that keeps the connections."""
+    _described: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The machines whose servers can be reached, by name, as `infra.host.links.Machine` has them."""
     _told: str = ""
     """The machines as the trainer's side knows them."""
     _looked: float = 0.0
@@ -192,9 +199,8 @@ class EnginePool:
             status = member.reader.status
             if status.state == "unreachable":
                 raise Unreachable(status.message)
-            if status.state == "running" and (key := self.key) != member.handed:
-                member.machine.hand(member.reader.job, "key.pub", key)
-                member.handed, member.said, member.failures = key, "", 0
+            if status.state == "running":
+                self._hand(member, member.reader.job)
             if status.state in ENDED:
                 yield from self._lost(member, member.reader)
         except RolloutsError as error:  # the others go on
@@ -204,6 +210,23 @@ class EnginePool:
             if str(error) != member.said:
                 member.said = str(error)
                 yield f"{member.said}; it is tried again"
+
+    def _hand(self, member: _Member, job: str) -> None:
+        """Tell its servers' job whose key is let in, and to which machines it passes weights on."""
+        keys = [self.key, *(key for parent in self._parents(member) if (key := _key_in(parent)))]
+        handed = "\n".join(keys) if self.key else ""
+        if handed != member.handed:
+            member.machine.hand(job, HANDED, handed)
+            member.handed, member.said, member.failures = handed, "", 0
+        below = [self._described[name] for name in onward(list(self._described)).get(member.machine.name, [])]
+        if below != member.below:
+            member.machine.hand(job, ONWARD, json.dumps(below))
+            member.below = below
+
+    def _parents(self, member: _Member) -> list[_Member]:
+        """Those that pass weights on to it."""
+        above = [name for name, below in onward(list(self._described)).items() if member.machine.name in below]
+        return [other for other in self.members if other.machine.name in above]
 
     def _go_on_beginning(self, member: _Member) -> Iterator[str]:
         """As far as can be done without waiting: an environment that is built there takes minutes."""
@@ -226,6 +249,7 @@ class EnginePool:
             member.machine.unclaim()
         self.session.forget(self._job(member, ""), member.machine)
         member.reader, member.replicas, member.handed, member.last = None, 0, "", reader.last
+        member.below = []
         member.failed()
 
     def _begin(self, member: _Member) -> Iterator[str]:
@@ -322,8 +346,9 @@ class EnginePool:
 
     def _tell_machines(self) -> None:
         """The trainer's side of each machine whose servers have a port."""
-        key = self.key
-        told = json.dumps([described for member in self.members if (described := _described(member, key))])
+        found = [_describe(member, self.key) for member in self.members]
+        self._described = {described["name"]: described for described in found if described}
+        told = json.dumps(list(self._described.values()))
         if told != self._told:
             self.session.machine.hand(self.links.job, "machines.json", told)
             self._told = told
@@ -383,9 +408,14 @@ def _taken_over(job: Job, key: str, machine: SSHMachine) -> bool:
     return False
 
 
-def _described(member: _Member, key: str) -> dict[str, Any] | None:
-    """A machine as `infra.host.pool.Machine` has it; None where it does not let the key in yet."""
-    if member.reader is None or not key or member.reader.known.get("admitted") != key:
+def _key_in(member: _Member) -> str:
+    """The public key of its servers' job; empty while it has none."""
+    return str(member.reader.known.get("key", "")) if member.reader is not None else ""
+
+
+def _describe(member: _Member, key: str) -> dict[str, Any] | None:
+    """A machine as `infra.host.links.Machine` has it; None where it does not let the key in yet."""
+    if member.reader is None or not key or key not in member.reader.known.get("admitted", "").splitlines():
         return None
     remote = member.machine.remote
     return {

@@ -4,6 +4,9 @@ Decision: a bucket is gathered once and sent to all machines at the same time, w
 one before is answered. So no more than three are in this process's memory, and the slowest link sets the pace. A
 machine that takes nothing for a while is left behind; it catches up as a newcomer does, with the buckets that it lacks.
 
+Decision: where machines pass weights on to others (`reaches`), the trainer sends to the first of each tree alone. What
+all of a tree have already is not sent; what one of it lacks is sent to all of it.
+
 Decision: both ends compute each bucket's digest. What was damaged on its way is never loaded.
 
 Decision: of bfloat16 weights, what has changed is sent, where that is faster than all of it (`weight_changes`). Which
@@ -15,7 +18,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -53,10 +56,14 @@ breaks off costs little."""
 SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
+MOST_ATTEMPTS = 10
+"""In a row, of which no bucket was taken."""
 TRY_AGAIN = 8
 """Versions, until the way of sending that was slower is tried once more."""
 KEPT_SHARE = 2
 """The version before is kept where it takes at most one part in so many of the memory that is free."""
+Tree = dict[str, Any]
+"""Machines by name, each with the tree of those below it."""
 BROKEN = (OSError, ValueError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream)
 
 
@@ -72,18 +79,27 @@ class MachineTransport:
     async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         began = time.perf_counter()
         self._changes.begin(version, whole_bytes(weights))
-        senders = {name: _Sender(self._fleet, name, version) for name in {replica.machine for replica in replicas}}
+        machines = {replica.machine for replica in replicas}
+        reaches = {name: machine.reaches for name, machine in self._fleet.ready().machines.items()}
+        senders = [_Sender(self._fleet, name, below, version) for name, below in trees(machines, reaches).items()]
         try:
-            await self._send_all(list(senders.values()), weights)
+            await self._send_all(senders, weights)
         finally:
-            for sender in senders.values():
+            for sender in senders:
                 await sender.aclose()
+        problems = {name: problem for sender in senders for name, problem in sender.problems().items()}
         self.brought = {
-            name: Brought(sender.sent, sender.ended - began) for name, sender in senders.items() if not sender.problem
+            name: Brought(sender.sent, sender.ended - began)
+            for sender in senders
+            for name in sender.machines
+            if name not in problems
         }
         self._changes.sent(time.perf_counter() - began)
-        problems = {replica.name: senders[replica.machine].problem for replica in replicas}
-        return {name: EngineUnavailable(problem) for name, problem in problems.items() if problem}
+        return {
+            replica.name: EngineUnavailable(problems[replica.machine])
+            for replica in replicas
+            if replica.machine in problems
+        }
 
     async def swap(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         return await load_checkpoint(self._http, replicas, partial(self.place, version=version), version)
@@ -120,6 +136,30 @@ class MachineTransport:
             half = all(tensor.itemsize == 2 for tensor in bucket.values())
             packed = _Bucket(file_name(number), tuple(bucket), data, hashlib.sha256(data).hexdigest())
             yield self._changes.added(packed) if half else packed
+
+
+def trees(machines: Collection[str], reaches: Mapping[str, Sequence[str]]) -> dict[str, Tree]:
+    """The machines that are sent to from here, and what each passes on: to whom, and who passes it on from there."""
+    passed = {name for machine in machines for name in reaches.get(machine, ()) if name in machines}
+    first = sorted(set(machines) - passed)
+    seen = set(first)
+
+    def below(machine: str) -> Tree:
+        new = [name for name in reaches.get(machine, ()) if name in machines and name not in seen]
+        seen.update(new)
+        return {name: below(name) for name in new}
+
+    found = {name: below(name) for name in first}
+    while lonely := sorted(set(machines) - seen):  # two that pass on to each other
+        seen.add(lonely[0])
+        found[lonely[0]] = below(lonely[0])
+    return found
+
+
+def names_in(tree: Tree) -> Iterator[str]:
+    for name, below in tree.items():
+        yield name
+        yield from names_in(below)
 
 
 def bucket_bytes(weights: Weights) -> int:
@@ -193,13 +233,16 @@ async def _pack_next(packing: "Iterator[_Bucket]", into: "list[_Bucket | None]")
 
 
 class _Sender:
-    """The sending of one version to one machine."""
+    """The sending of one version to one machine, and from there to those below it."""
 
-    def __init__(self, fleet: Fleet, machine: str, version: int) -> None:
-        self._fleet, self._machine, self._version = fleet, machine, version
+    def __init__(self, fleet: Fleet, machine: str, below: Tree, version: int) -> None:
+        self._fleet, self._machine, self._below, self._version = fleet, machine, below, version
+        self.machines = (machine, *names_in(below))
+        self._lost: dict[str, str] = {}
+        """Machines below that are sent nothing any more, and why."""
         self._stream: anyio.abc.SocketStream | None = None
         self._held: dict[str, str] = {}
-        """What is there already: digests by name."""
+        """What all of them have already: digests by name."""
         self._before: dict[str, str] = {}
         """The same of other versions."""
         self._unheard: deque[_Bucket] = deque()
@@ -208,6 +251,10 @@ class _Sender:
         self.sent, self.ended = 0, 0.0
         self.problem = ""
         """Why the machine was left behind."""
+
+    def problems(self) -> dict[str, str]:
+        """Why machines were left behind, by name."""
+        return dict.fromkeys(self.machines, self.problem) if self.problem else self._lost
 
     async def give(self, bucket: _Bucket) -> None:
         """See to it that the machine has the bucket before, and send this one; or be left behind."""
@@ -228,7 +275,7 @@ class _Sender:
 
     async def _until_done(self, action: Any) -> None:
         """Try again over a new connection, for as long as something gets on now and then."""
-        end = time.monotonic() + SILENCE_SECONDS
+        end, heard, attempts = time.monotonic() + SILENCE_SECONDS, len(self._held), 0
         while not self.problem:
             before = self.sent
             try:
@@ -240,7 +287,8 @@ class _Sender:
                 await self.aclose()
                 if self.sent > before:
                     end = time.monotonic() + SILENCE_SECONDS
-                if time.monotonic() > end:
+                heard, attempts = len(self._held), attempts + 1 if len(self._held) == heard else 0
+                if time.monotonic() > end or attempts > MOST_ATTEMPTS:
                     self.problem = f"{self._machine} takes no weights: {str(error) or type(error).__name__}"
                 await anyio.sleep(AGAIN_SECONDS)
 
@@ -249,14 +297,14 @@ class _Sender:
         with anyio.fail_after(SILENCE_SECONDS):
             self._stream = await anyio.connect_tcp("127.0.0.1", machine.port)
         held = await self._ask({"do": "held"})
-        self._held, self._before = held["files"], {}
+        self._held, self._before = _of_all(held, "files"), {}
         for bucket in self._unheard:
             if self._held.get(bucket.name) != bucket.digest:
                 await self._put(bucket)
                 await self._heard()
                 self._held[bucket.name] = bucket.digest
         self._unheard.clear()
-        self._before = held["before"]
+        self._before = _of_all(held, "before")
 
     def _here(self) -> EngineMachine:
         machine = self._fleet.ready().machines.get(self._machine)
@@ -297,7 +345,8 @@ class _Sender:
         return await self._heard()
 
     async def _say(self, asked: Mapping[str, Any]) -> None:
-        await self._write(json.dumps({**asked, "version": self._version}).encode() + b"\n")
+        said = {**asked, "version": self._version} | ({"on": self._below} if self._below else {})
+        await self._write(json.dumps(said).encode() + b"\n")
 
     async def _write(self, data: bytes) -> None:
         assert self._stream is not None, "it is connected first"
@@ -313,4 +362,40 @@ class _Sender:
         answer: dict[str, Any] = json.loads(line)
         if answer.get("problem"):
             raise ValueError(answer["problem"])
+        lost = {name: told["problem"] for name, told in _told_below(answer) if told.get("lost")}
+        self._leave_out(lost)
+        problem = next((told["problem"] for _, told in _told_below(answer) if told.get("problem")), "")
+        if problem and not lost:
+            raise ValueError(problem)
         return answer
+
+    def _leave_out(self, lost: Mapping[str, str]) -> None:
+        """With all below them."""
+        for name in list(names_in(self._below)):
+            if name in lost:
+                gone, self._below = _without(self._below, name)
+                self._lost |= dict.fromkeys((name, *names_in(gone)), f"{name} takes no weights: {lost[name]}")
+
+
+def _told_below(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What machines say that weights were passed on to."""
+    for name, told in answer.get("on", {}).items():
+        yield name, told
+        yield from _told_below(told)
+
+
+def _of_all(answer: dict[str, Any], field: str) -> dict[str, str]:
+    """What all that are not lost have the same of."""
+    there = [answer[field], *(told[field] for _, told in _told_below(answer) if field in told)]
+    return {name: digest for name, digest in there[0].items() if all(other.get(name) == digest for other in there)}
+
+
+def _without(tree: Tree, name: str) -> tuple[Tree, Tree]:
+    """What is below the name, and the tree without both."""
+    gone: Tree = dict(tree.get(name, {}))
+    kept: Tree = {}
+    for other, below in tree.items():
+        if other != name:
+            further, kept[other] = _without(below, name)
+            gone |= further
+    return gone, kept

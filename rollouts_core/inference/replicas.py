@@ -37,6 +37,8 @@ class EngineMachine:
     """There, for weights on their way."""
     address: str = ""
     """Of the machine, on a network that it has with this one."""
+    reaches: tuple[str, ...] = ()
+    """The names of machines that it passes weights on to."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def _servers(said: dict[str, Any]) -> Servers:
         said.get("router"),
         Path(said["memory"]) if said.get("memory") else None,
         {
-            entry["name"]: EngineMachine(entry["name"], entry["port"], Path(entry["memory"]), entry.get("address", ""))
+            entry["name"]: EngineMachine(
+                entry["name"], entry["port"], Path(entry["memory"]), entry.get("address", ""), tuple(entry["reaches"])
+            )
             for entry in machines
         },
     )

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from rollouts_core.errors import RolloutsError
 from rollouts_core.store.objects import S3_SETTINGS
 from tests.conftest import wait_until_healthy

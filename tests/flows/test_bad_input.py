@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from tests.conftest import Done
 
 Rollouts = Callable[..., Done]

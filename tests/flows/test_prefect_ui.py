@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from tests.addition import MODEL
 from tests.browser import keep, open_page, running_browser
 from tests.conftest import until

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from rollouts_core.training.exporting import save_policy
 from tests.conftest import Done, until
 from tests.rollouts_core.models import tiny_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.host import admission
-from infra.host.servers import free_port
 from infra.host.ssh_client import client_command
+from infra.host.system import free_port
 from tests.hosts import HostMachine
 
 OWN = "ssh-ed25519 AAAAown me@here\n# a remark\n"
@@ -25,8 +25,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_key_is_let_in_once_for_a_job_and_taken_out_again(home: Path, tmp_path: Path) -> None:
     for port in (1000, 1001):
-        admission.admit(tmp_path / "job", "ssh-ed25519 AAAArun rollouts", port)
-    admission.admit(tmp_path / "other", "ssh-ed25519 AAAAother rollouts", 1002)
+        admission.admit(tmp_path / "job", ["ssh-ed25519 AAAArun rollouts"], port)
+    admission.admit(tmp_path / "other", ["ssh-ed25519 AAAAother rollouts"], 1002)
     lines = home.read_text().removeprefix(OWN).splitlines()
     assert len(lines) == 2 and home.read_text().startswith(OWN)
     assert 'permitopen="127.0.0.1:1001"' in lines[0] and lines[0].startswith("restrict,port-forwarding,")
@@ -38,7 +38,7 @@ def test_a_key_is_let_in_once_for_a_job_and_taken_out_again(home: Path, tmp_path
 def test_what_a_killed_job_left_is_swept_out(home: Path, tmp_path: Path) -> None:
     for name in ("lives", "dead"):
         (tmp_path / name).mkdir()
-        admission.admit(tmp_path / name, f"ssh-ed25519 AAAA{name} rollouts", 1000)
+        admission.admit(tmp_path / name, [f"ssh-ed25519 AAAA{name} rollouts"], 1000)
     with (tmp_path / "lives" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         admission.sweep()
@@ -53,7 +53,7 @@ def test_a_user_without_keys_gets_a_file_that_others_can_t_read(
     monkeypatch.setenv("HOME", str(tmp_path))
     admission.sweep()
     assert not (tmp_path / ".ssh" / "authorized_keys").exists()
-    admission.admit(tmp_path / "job", "ssh-ed25519 AAAArun rollouts", 1000)
+    admission.admit(tmp_path / "job", ["ssh-ed25519 AAAArun rollouts"], 1000)
     assert (tmp_path / ".ssh" / "authorized_keys").stat().st_mode & 0o777 == 0o600
 
 
@@ -79,7 +79,7 @@ def client(host: HostMachine, key: Path, *further: str, **options: str) -> "subp
 
 def test_the_key_opens_its_port_and_nothing_else(admitted: HostMachine, key: Path, tmp_path: Path) -> None:
     own, other = free_port(), free_port()
-    admission.admit(tmp_path / "job", key.with_suffix(".pub").read_text(), own)
+    admission.admit(tmp_path / "job", [key.with_suffix(".pub").read_text()], own)
     ran = client(admitted, key, admitted.address, "echo it runs")
     assert ran.returncode == 1 and ran.stdout == ""
     refused = client(admitted, key, "-W", f"127.0.0.1:{other}", admitted.address)
@@ -94,5 +94,5 @@ def test_a_key_that_has_expired_is_refused(
     admitted: HostMachine, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "GOOD_FOR_SECONDS", -120.0)
-    admission.admit(tmp_path / "job", key.with_suffix(".pub").read_text(), 1000)
+    admission.admit(tmp_path / "job", [key.with_suffix(".pub").read_text()], 1000)
     assert "Permission denied" in client(admitted, key, admitted.address, "true").stderr

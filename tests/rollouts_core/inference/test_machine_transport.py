@@ -10,13 +10,21 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from infra.host import gate as gate_module
 from infra.host.gate import Gate
 from rollouts_core.errors import EngineUnavailable
 from rollouts_core.inference import machine_transport
-from rollouts_core.inference.machine_transport import MachineTransport, _Bucket, _Changes
+from rollouts_core.inference.machine_transport import (
+    MachineTransport,
+    _Bucket,
+    _Changes,
+    names_in,
+    trees,
+)
 from rollouts_core.inference.members import Problems
 from rollouts_core.inference.replicas import EngineMachine, Replica, Servers
 
@@ -42,13 +50,18 @@ class Machines:
 
 
 @asynccontextmanager
-async def gates(tmp_path: Path, *names: str) -> AsyncIterator[Machines]:
+async def gates(tmp_path: Path, *names: str, chain: bool = False) -> AsyncIterator[Machines]:
+    """`chain`: each passes on to the next, and only the first is reached from here."""
     machines, servers = Machines(), []
-    for name in names:
+    ways: list[dict[str, int]] = [{} for _ in names]
+    for place, name in enumerate(names):
         memory = tmp_path / name
         memory.mkdir()
-        servers.append(await Gate(tmp_path, memory, dict).open(0))
-        machines.there[name] = EngineMachine(name, servers[-1].sockets[0].getsockname()[1], memory)
+        servers.append(await Gate(tmp_path, memory, dict, ways[place]).open(0))
+        port, reaches = servers[-1].sockets[0].getsockname()[1], names[place + 1 : place + 2] if chain else ()
+        machines.there[name] = EngineMachine(name, 0 if chain and place else port, memory, "", reaches)
+        if chain and place:
+            ways[place - 1][name] = port
     try:
         yield machines
     finally:
@@ -94,11 +107,11 @@ def test_a_transfer_that_breaks_goes_on_from_its_last_bucket(tmp_path: Path, mon
     puts: list[str] = []
     real = Gate._put
 
-    async def breaks_once(self: Gate, asked: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+    async def breaks_once(self: Gate, asked: dict[str, Any], *given: Any) -> dict[str, Any]:
         puts.append(asked["name"])
         if len(puts) == 2:
             raise OSError("the link is cut")
-        return await real(self, asked, reader)
+        return await real(self, asked, *given)
 
     monkeypatch.setattr(gate_module.Gate, "_put", breaks_once)
 
@@ -216,3 +229,70 @@ def test_the_faster_way_is_kept_and_the_other_tried_now_and_then(
     assert taken[:2] == [False, True]
     others = [version for version, by in enumerate(taken) if version > 1 and by != expected]
     assert len(others) in (4, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_passed_on_from_machine_to_machine(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Whole, and then by what has changed."""
+    weights = {name: torch.randn(2**14).to(dtype) for name in WEIGHTS}
+
+    async def main() -> None:
+        async with gates(tmp_path, "a", "b", "c", chain=True) as machines:
+            transport = MachineTransport(machines)
+            replicas = [Replica(f"{name}:replica-0", "", name) for name in "abc"]
+            for version in (1, 2):
+                weights["w3"][7] += 1
+                assert await transport.bring(replicas, weights, version) == {}
+                assert set(transport.brought) == set("abc")
+                for replica in replicas:
+                    there = weights_in(transport.place(replica, version))
+                    assert len(there) == 6 and all(torch.equal(value, weights[key]) for key, value in there.items())
+            await transport.aclose()
+            assert (transport.brought["c"].bytes < 10_000) == (dtype == torch.bfloat16)
+
+    asyncio.run(main())
+
+
+def test_one_that_is_lost_below_takes_those_behind_it_along_and_nobody_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gates(tmp_path, "a", "b", "c", chain=True) as machines:
+            machines.there["a"] = replace(machines.there["a"], reaches=("gone", "b"))
+            machines.there["gone"] = EngineMachine("gone", 0, tmp_path / "gone", "", ("behind",))
+            machines.there["behind"] = EngineMachine("behind", 0, tmp_path / "behind")
+            with anyio.fail_after(30):
+                transport, problems = await bring(machines)
+            lost = {name.partition(":")[0] for name in problems}
+            assert lost == {"gone", "behind"} and set(transport.brought) == set("abc")
+            assert "gone takes no weights: it is not connected" in str(problems["behind:replica-0"])
+            assert weights_in(tmp_path / "c" / "version-1").keys() == WEIGHTS.keys()
+
+    asyncio.run(main())
+
+
+def test_what_was_damaged_on_its_way_to_the_last_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, spoilt = gate_module.weight_files.File.take, []
+
+    def spoil(self: Any, piece: bytes) -> None:
+        if "/c/" not in str(self._place) or spoilt:
+            return real(self, piece)
+        spoilt.append(True)
+        return real(self, bytes(len(piece)))
+
+    monkeypatch.setattr(gate_module.weight_files.File, "take", spoil)
+
+    async def main() -> None:
+        async with gates(tmp_path, "a", "b", "c", chain=True) as machines:
+            with anyio.fail_after(30):
+                _, problems = await bring(machines)
+            assert problems == {} and spoilt
+
+    asyncio.run(main())
+    assert torch.equal(weights_in(tmp_path / "c" / "version-1")["w1"], WEIGHTS["w1"])
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from("abcdef"), unique=True, max_size=4)))
+def test_every_machine_is_in_one_place_of_one_tree(reaches: dict[str, list[str]]) -> None:
+    found = trees("abcde", reaches)
+    assert sorted(names_in(found)) == list("abcde")
+    for name, below in found.items():
+        assert set(below) <= set(reaches.get(name, []))

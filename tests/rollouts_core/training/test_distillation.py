@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.host.servers import free_port
+from infra.host.system import free_port
 from rollouts_core.config import RLConfig
 from rollouts_core.config.algorithms import Distillation
 from rollouts_core.data.tokenized import Example
