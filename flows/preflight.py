@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables
+from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables, wanted_gpus
 from infra.servers.capacity import replicas_on
 from rollouts_core.config import EngineConfig, PipelineConfig, Served, TokenizationConfig
 from rollouts_core.config.algorithms import CustomAlgorithm
@@ -143,14 +143,17 @@ def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineCon
     room, shared = 0, []
     for name, host in hosts.items():
         leased = host.gpus if asked.gpus is None else asked.gpus
-        if leased + taken.get(name, 0) > host.gpus:
+        trains = wanted_gpus(config.machine, host.gpus) if name in (config.machine.name, *config.machine.peers) else 0
+        if leased + trains + taken.get(name, 0) > host.gpus:
             shared.append(name)
         elif room < engine.replicas:
             taken[name] = taken.get(name, 0) + leased
             room += replicas_on(engine, 0 if config.machine.device == "cpu" else leased, room, len(hosts))
     if room < engine.min_replicas:
         others = (
-            f"; other servers of this run take the GPUs of {', '.join(shared)} (say machines.gpus)" if shared else ""
+            f"; the trainer or other servers of this run take the GPUs of {', '.join(shared)} (say machines.gpus)"
+            if shared
+            else ""
         )
         raise BadInput(
             f"{field}.min_replicas: {', '.join(hosts)} have room for {room} servers of {gpus_of_server(engine)} GPUs, "

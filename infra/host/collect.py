@@ -17,7 +17,7 @@ from typing import Any
 from infra.host import gpu_leases
 from rollouts_core.store.locks import is_held
 
-BESIDE = ("serve-{}", "{}-ranks")
+BESIDE = ("serve-{}", "serve-{}-here", "{}-ranks")
 """Jobs that stand beside that of an artifact."""
 
 
@@ -90,7 +90,7 @@ def _unneeded(work: Path, kept: set[str]) -> list[tuple[str, Path]]:
 def _artifact(kind: str, name: str) -> str:
     if kind == "work":
         return name.rpartition(".")[0]
-    return name.removeprefix("serve-").removesuffix("-ranks") if kind == "job" else name
+    return name.removeprefix("serve-").removesuffix("-here").removesuffix("-ranks") if kind == "job" else name
 
 
 def _used(work: Path) -> str:

@@ -21,9 +21,10 @@ def fitting_hosts(settings: MachineConfig) -> dict[str, Host]:
 
 
 def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[str, Host]:
-    """The machines of the inventory that may have servers, but those that are `taken`.
+    """The machines of the inventory that may have servers. Those that are `taken`, since they train, only by name and
+    with so many GPUs as are said.
 
-    Raises `BadInput` saying what each one lacks, and for a name that is taken.
+    Raises `BadInput` saying what each one lacks.
     """
     hosts = {name: find_host(name) for name in asked.names} or load_inventory()
     settings = MachineConfig(kind="ssh", gpus=asked.gpus, gpu_memory_gb=asked.gpu_memory_gb, labels=asked.labels)
@@ -32,9 +33,11 @@ def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[s
         if host.jump and host.address is None:
             lacks[name].append(f"is reached through {host.jump}; say in `address` how the trainer's machine reaches it")
     for name in asked.names:
-        if name in taken:
-            lacks[name].append("trains; name other machines for servers")
-    left = {name: host for name, host in hosts.items() if not lacks[name] and name not in taken}
+        if name in taken and asked.gpus is None:
+            lacks[name].append("trains as well; say how many of its GPUs are for servers (machines.gpus)")
+    left = {
+        name: host for name, host in hosts.items() if not lacks[name] and (name in asked.names or name not in taken)
+    }
     if not left or any(lacks[name] for name in asked.names):
         problems = [f"{name}: {', '.join(lack)}" for name, lack in lacks.items() if lack]
         raise BadInput(problems or [f"{inventory_file()} lists none"], "engine.machines: no machine fits")

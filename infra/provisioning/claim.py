@@ -2,7 +2,7 @@
 
 import getpass
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from infra.jobs.ranks import ranks_of
 from infra.machines.ssh_machine import SSHMachine
 from infra.machines.waiting import until_free
 from infra.servers.capacity import replicas_on
-from infra.servers.job import label_of
+from infra.servers.job import label_of, pool_name
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
@@ -23,8 +23,13 @@ class Pool:
 
     machines: Sequence[SSHMachine]
     config: EngineConfig
-    jobs: Sequence[str]
-    """That keep them; where one runs on a machine, its lease is joined."""
+    chains: Sequence[str]
+    """The trainer's jobs that they are for; where servers of one run on a machine, their lease is joined."""
+    trains: Collection[str | None] = ()
+    """Which of the machines train as well."""
+
+    def jobs(self, machine: SSHMachine) -> list[str]:
+        return [pool_name(chain, machine.name in self.trains) for chain in self.chains]
 
 
 def claim_all(
@@ -70,7 +75,7 @@ def _try_engines(pool: Pool, had: list[SSHMachine]) -> str:
         if replicas >= config.replicas:
             break
         try:
-            reason = machine.try_claim(pool.jobs, label_of(config))
+            reason = machine.try_claim(pool.jobs(machine), label_of(config))
         except (MachineError, BadInput) as error:
             reason = str(error)
         if reason:

@@ -13,7 +13,6 @@ from infra.machines.ssh_machine import SSHMachine
 from infra.provisioning.claim import Pool, who
 from infra.provisioning.rented import PROVIDERS, RENTED, release, rent
 from infra.servers.beside import chain_beside
-from infra.servers.job import service_name
 from rollouts_core.config import EngineConfig, EngineMachines, MachineConfig
 from rollouts_core.stages.plan import Plan
 from rollouts_core.stages.specs import served_in, servers_of
@@ -27,8 +26,8 @@ class _Wanted:
     owner: str
     """The model beside the policy; empty for the policy."""
     config: EngineConfig
-    jobs: tuple[str, ...]
-    """That keep them."""
+    chains: tuple[str, ...]
+    """The trainer's jobs that they are for."""
 
 
 def with_engines(
@@ -48,18 +47,18 @@ def with_engines(
         assert asked is not None, "servers here are not among them"
         if (owner, asked) not in engines:
             engines[owner, asked] = yield from _engine_machines(wanted, plan, session, known, taken)
-        pools.setdefault(owner, Pool(engines[owner, asked], wanted.config, wanted.jobs))
+        pools.setdefault(owner, Pool(engines[owner, asked], wanted.config, wanted.chains, taken))
     return replace(session, engines=engines), list(pools.values())
 
 
 def _wanted(session: MachineSession, plan: Plan) -> list[_Wanted]:
     todo = [stage for stage in (*plan.rl, *plan.after_training) if not session.has(stage.artifact)]
-    chains = tuple(service_name(job_name(chain)) for chain in plan.chains)
+    chains = tuple(map(job_name, plan.chains))
     found = [_Wanted("", config, chains) for stage in todo if (config := servers_of(stage.spec)) and config.machines]
     for stage in plan.served:
         served = served_in(stage.spec)
         if served.engine.machines and any(stage.name in link.external for link in todo):
-            found.append(_Wanted(served.name, served.engine, (service_name(chain_beside(stage, plan)),)))
+            found.append(_Wanted(served.name, served.engine, (chain_beside(stage, plan),)))
     return found
 
 
@@ -95,7 +94,7 @@ def _engine_machine(name: str, host: Host, wanted: _Wanted, session: MachineSess
     settings = MachineConfig(kind="ssh", name=name, gpus=gpus, environment=session.settings.environment)
     machine = SSHMachine(Remote(name, host, 0.0), session.store, settings, who(session.run))
     provider = PROVIDERS["sky"] if asked.rented else None
-    whose = f" for {wanted.owner}" if wanted.owner else ""
+    whose = f" for {wanted.owner}" if wanted.owner else " for servers"
     session.run.endings.note(f"what is leased on {name}{whose}", partial(release, machine, provider))
     session.run.endings.forget(f"the rented {name}")
     return machine

@@ -17,6 +17,7 @@ from rollouts_core.store.keys import key_of
 UNATTENDED_SECONDS = 120.0
 SERVICE_SECONDS = 30 * 24 * 3600.0
 NOT_OF_A_SERVER = ("replicas", "min_replicas", "machines", "start_minutes")
+HERE = "-here"
 RESTARTS = 3
 """Starts in a row that may fail."""
 
@@ -62,5 +63,10 @@ def label_of(config: EngineConfig) -> str:
 
 
 def service_name(job: str) -> str:
-    """The servers' job that belongs to a trainer's."""
+    """The servers' job that belongs to a trainer's, or the job that leads to those on other machines."""
     return f"serve-{job}"
+
+
+def pool_name(job: str, trains: bool) -> str:
+    """The job of a pool's servers on one machine, which may be the one that `trains`: that has the other job, too."""
+    return service_name(job) + (HERE if trains else "")

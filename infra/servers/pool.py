@@ -32,7 +32,7 @@ from infra.python_envs.engine import engine_python, host_command
 from infra.python_envs.trainer import prepare_environment
 from infra.servers.capacity import replicas_on
 from infra.servers.frame import send_frame
-from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, label_of, serve_job, service_name
+from infra.servers.job import SERVICE_SECONDS, UNATTENDED_SECONDS, label_of, pool_name, serve_job, service_name
 from infra.servers.model import model_of
 from infra.servers.packages import packages_of
 from infra.servers.tree import onward
@@ -255,7 +255,7 @@ class EnginePool:
     def _begin(self, member: _Member) -> Iterator[str]:
         """Lease it, and start its servers."""
         machine = member.machine
-        job = service_name(self.chain)
+        job = pool_name(self.chain, self._trains(machine))
         there = sum(other.replicas for other in self.members)
         if there >= self.config.replicas:
             member.failed()
@@ -328,7 +328,10 @@ class EnginePool:
         )  # fmt: skip
         receives = not model.name and self.config.weight_sync == "broadcast"
         network = self._trainer_address(machine) if receives else None
-        return replace(job, spec={**job.spec, "network": network})
+        return replace(job, name=pool_name(self.chain, self._trains(machine)), spec={**job.spec, "network": network})
+
+    def _trains(self, machine: SSHMachine) -> bool:
+        return machine.name in {trains.name for trains in (self.session.machine, *self.session.peers)}
 
     def _trainer_address(self, machine: SSHMachine) -> str:
         """On the network that it has with a machine of servers."""

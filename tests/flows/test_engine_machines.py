@@ -34,7 +34,7 @@ ENGINE: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["here", "host-a"])
+@pytest.mark.parametrize("trainer", ["here", "host-a", "host-b"])
 def test_engines_on_other_machines_give_the_bits_of_one_machine(
     trainer: str,
     rollouts: Rollouts,
@@ -44,10 +44,13 @@ def test_engines_on_other_machines_give_the_bits_of_one_machine(
     tmp_path: Path,
 ) -> None:
     machine = {"device": "cpu", "environment": ["OMP_NUM_THREADS"]}
-    machine |= {} if trainer == "here" else {"kind": "ssh", "name": "host-a"}
+    machine |= {} if trainer == "here" else {"kind": "ssh", "name": trainer}
+    engine = ENGINE
+    if trainer == "host-b":  # has servers, too
+        machine, engine = {**machine, "gpus": 0}, {**ENGINE, "machines": {**ENGINE["machines"], "gpus": 1}}
     kept = {"results": {"artifacts": ["rl"]}}
     stores = []
-    for place in ({}, {"engine": ENGINE, "machine": machine}):
+    for place in ({}, {"engine": engine, "machine": machine}):
         store = tmp_path / f"store-{len(place)}"
         done = rollouts("run", config_file(sft={"steps": 40}, **kept, **place), "--json", "--store", store, **variables)
         assert done.status == 0, done.err
@@ -306,6 +309,40 @@ def test_evaluation_by_servers_on_other_machines_gives_the_answers_of_one_machin
     assert answers[0] == answers[1] and len(answers[0]) == 3
     assert "serve-evaluation" in done.err
     assert all(host.idle() for host in three_hosts)
+
+
+@pytest.mark.slow
+def test_weights_go_from_machine_to_machine(
+    long_run: dict[str, Any],
+    undisturbed: dict[str, Any],
+    rollouts: Rollouts,
+    start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
+    config_file: Callable[..., Path],
+    three_hosts: Hosts,
+    tmp_path: Path,
+) -> None:
+    """The trainer sends to one machine alone, which passes on to the other, and goes down in between."""
+    if not undisturbed:
+        assert rollouts("run", config_file(**long_run), "--store", tmp_path / "alone").status == 0
+        undisturbed |= made(tmp_path / "alone", "rl")
+    store, config = tmp_path / "store", config_file(**long_run, engine=ENGINE)
+    few = "import infra.servers.tree\ninfra.servers.tree.FANOUT = 1"
+    run = Run(lambda: start("run", config, "--store", store, first=few), store, three_hosts)
+
+    def ways() -> list[str]:
+        told = next(iter((store / "jobs").glob("serve-rl-1-*/servers.json")), None)
+        machines = json.loads(told.read_text())["machines"] if told else []
+        return [f"{machine['name']} to {other}" for machine in machines for other in machine["reaches"]]
+
+    until(ways, "a way from one to the other", 120.0)
+    begun = run.step()
+    run.at(begun + 20)
+    assert ways() == ["host-b to host-c"] and run.serving() == {"host-b", "host-c"}
+    machine_is_rebooted(run)
+    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
+    assert run.process.returncode == 0, output
+    assert made(store, "rl") == undisturbed
+    until(lambda: not any(map(ours_on, three_hosts)), "the ends", 60.0)
 
 
 def both_hold(rollouts: Rollouts, store: Path) -> list[dict[str, Any]]:

@@ -97,7 +97,9 @@ def test_machines_for_servers_are_looked_at_before_anything_starts(
     assert "no machine 'c' in " in told({"machines": {"names": ["c"]}})
     assert "b: is reached through a; say in `address`" in told({"machines": {"names": ["b"]}})
     assert "a: is not labelled h100" in told({"machines": {"labels": ["h100"]}})
-    assert "a: trains; name other machines" in told({"machines": {"names": ["a"]}}, kind="ssh", name="a")
+    assert "a: trains as well; say how many" in told({"machines": {"names": ["a"]}}, kind="ssh", name="a")
+    too_many = told({"machines": {"names": ["a"], "gpus": 1}}, kind="ssh", name="a")
+    assert "the trainer or other servers of this run take the GPUs of a" in too_many
     wide = {"machines": {"names": ["a"]}, "tensor_parallel": 2}
     assert "engine.min_replicas: a have room for 0 servers of 2 GPUs, and 1 are needed" in told(wide)
 

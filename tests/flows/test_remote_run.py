@@ -32,8 +32,12 @@ def start(
     """Start the command line and go on; what is left of it is killed in the end."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str | Path) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+    def start(*arguments: str | Path, first: str = "") -> "subprocess.Popen[str]":
+        """`first`: Python to run before the command line."""
+        program = (
+            ["-c", f"{first}\nfrom flows.cli import main\nraise SystemExit(main())"] if first else ["-m", "flows.cli"]
+        )
+        command = [sys.executable, *program, *map(str, arguments)]
         environment = {**command_environment, **variables}
         started.append(
             subprocess.Popen(
