@@ -133,7 +133,8 @@ def plan_command(options: argparse.Namespace) -> int:
         from flows.estimating import print_estimate
 
         return print_estimate(config, options)
-    explanations = explain(plan(config), store_of(config), config.machine)
+    stages = plan(config)
+    explanations = explain(stages, store_of(config), config.machine)
     if options.json:
         print(json.dumps([asdict(explanation) for explanation in explanations]))
         return 0
@@ -142,6 +143,11 @@ def plan_command(options: argparse.Namespace) -> int:
         print(f"{explanation.stage:<16} {explanation.key[:16]}  {explanation.state:<7}  {first}".rstrip())
         for line in further:
             print(f"{'':<43} {line}")
+    for stage, served in zip(stages.served, config.served, strict=True):
+        engine, asked = served.engine, " and ".join(served.asked_by)
+        print(
+            f"{stage.name:<16} {stage.key[:16]}  served   {engine.replicas} {engine.kind} server(s), asked by {asked}"
+        )
     if any(explanation.state == "to run" for explanation in explanations):
         print(f"next: rollouts run {options.config}")
     return 0

@@ -446,7 +446,7 @@ def test_servers_stay_for_the_next_run_and_give_way_to_others(
         )
     assert len(servers[0]) == 2 and servers[0] == servers[1]
     told = rollouts("machines", "ls", **variables).out
-    assert told.count("for a run that wants the same, running 1 of 1 servers for rl-1-") == 2, told
+    assert told.count("for a run that wants the same, running 1 of 1 servers for rl-") == 2, told
     assert rollouts("run", config_file(**parts, seed=1), "--store", alone, **variables).status == 0
     assert made(alone, "rl").items() <= made(store, "rl").items()
     other = {**ENGINE, "max_running_requests": 32}

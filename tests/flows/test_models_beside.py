@@ -92,6 +92,8 @@ def test_a_teacher_a_judge_and_a_reward_model_are_asked_beside_the_policy(
     asking: Callable[..., Path], rollouts: Callable[..., Done], tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
+    planned = rollouts("plan", asking({}), "--store", store).out
+    assert "served   1 embedded server(s), asked by rl\n" in planned
     done = rollouts("run", asking({}), "--json", "--store", store)
     assert done.status == 0, done.err
     record = done.json()
