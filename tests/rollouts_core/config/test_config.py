@@ -263,7 +263,6 @@ def test_what_is_wrong_with_models_beside_the_policy(
         (['engine.machines={"names": ["a"], "rented": 1}'], "rented: names, labels and gpu_memory_gb are of the inv"),
         (['engine.machines={"rented": 2}'], "rented: name an accelerator, as H100, or say gpus 0"),
         (['engine.machines={"gpus": 1, "accelerator": "H100"}'], "accelerator is of rented machines; say how many"),
-        (["engine.kind=vllm", 'engine.machines={"names": ["a"]}'], "machines: servers there begin without weights"),
     ],
 )
 def test_what_can_t_be_on_other_machines_is_refused(settings: list[str], problem: str) -> None:
