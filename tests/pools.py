@@ -10,6 +10,7 @@ from typing import Any
 
 from infra.connection.remote import Remote
 from infra.host import jobs
+from infra.host.keeping import HANDED
 from infra.inventory import find_host
 from infra.machines.machine import Job
 from infra.machines.ssh_machine import SSHMachine
@@ -41,7 +42,7 @@ def running_pool(
         for host in hosts:
             machine = ending.enter_context(_machine(host, parent))
             machines.append(machine)
-            machine.hand(NAME, "key.pub", key)
+            machine.hand(NAME, HANDED, key)
             keeps = tuple(machine.remote.command("servers", "{directory}"))
             machine.start(Job(NAME, keeps, {**spec_of(host)}, LONG, LONG, LONG))
             gate = until(partial(_gate, host), "a gate")

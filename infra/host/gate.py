@@ -1,6 +1,6 @@
 """The door of a machine whose servers a trainer on another machine uses: one port of the loopback, reached over SSH.
 
-`key.pub` in the job's directory has the public keys of who may come through, a line each.
+`admitted.pub` in the job's directory has the public keys of who may come through, a line each.
 
 Decision: servers get a new port with each start, and a key of SSH can be held to one port. So everything comes through
 one: what is said to a replica, questions about replicas, complaints, and new weights. Who connects says in one line of

@@ -21,7 +21,7 @@ from infra.host.files import write_json
 from rollouts_core.store.locks import is_held
 
 KEPT = "kept.json"
-HANDED = "key.pub"
+HANDED = "admitted.pub"
 
 
 def place(jobs: Path, name: str) -> None:

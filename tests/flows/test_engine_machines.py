@@ -345,10 +345,10 @@ def test_weights_go_from_machine_to_machine(
     until(lambda: not any(map(ours_on, three_hosts)), "the ends", 60.0)
 
 
-def both_hold(rollouts: Rollouts, store: Path) -> list[dict[str, Any]]:
+def both_hold(rollouts: Rollouts, store: Path, variables: dict[str, str]) -> list[dict[str, Any]]:  # noqa: F811
     """What the two replicas say they hold, once both say it of one version."""
     (name,) = (path.name for path in (store / "runs").iterdir())
-    done = rollouts("checksums", name, "--json", "--store", store)
+    done = rollouts("checksums", name, "--json", "--store", store, **variables)
     assert done.status == 0, done.err
     told = json.loads(done.out)
     return told if [replica.get("version") for replica in told].count(told[0].get("version")) == 2 else []
@@ -361,6 +361,7 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
     long_run: dict[str, Any],
     config_file: Callable[..., Path],
     three_hosts: Hosts,
+    variables: dict[str, str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
     remote = Remote("host-b", find_host("host-b"), 10.0).open()
@@ -372,7 +373,7 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
     assert run.serving() == {"host-c"}
     other.release()
     until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
-    told = until(lambda: both_hold(rollouts, tmp_path / "store"), "what both hold", 60.0)
+    told = until(lambda: both_hold(rollouts, tmp_path / "store", variables), "what both hold", 60.0)
     assert len({replica["checksum"] for replica in told}) == 1 and all(replica["agrees"] for replica in told)
     output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
     assert run.process.returncode == 0, output
@@ -397,19 +398,22 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     config_file: Callable[..., Path],
     three_hosts: Hosts,
+    variables: dict[str, str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """The trainer is on a third. What a server says its log-probabilities are is what the trainer computes."""
     engine = {**ENGINE, "kind": kind, "python": engine_python(kind), "start_minutes": 5.0}
     engine |= {"weight_sync": weight_sync}
     parts = {**LONG_RUN, "rl": {"steps": 60, "steps_per_segment": 60, "batch_size": 8}, "engine": engine}
+    if kind == "vllm":  # its attention has no narrower heads on CPUs
+        parts["model"] = {**LONG_RUN.get("model", {}), "hidden_size": 64}
     parts["machine"] = {"kind": "ssh", "name": "host-a", "device": "cpu"}
     home = three_hosts[0].work / "store"
     config = config_file(**parts)
     run = Run(lambda: start("run", config, "--store", tmp_path / "store"), home, three_hosts)
     run.at(5)
     if kind == "sglang":
-        told = until(lambda: both_hold(rollouts, tmp_path / "store"), "what both hold", 60.0)
+        told = until(lambda: both_hold(rollouts, tmp_path / "store", variables), "what both hold", 60.0)
         assert len({replica["checksum"] for replica in told}) == 1, told
     drain(three_hosts[1])
     until(lambda: run.serving() == {"host-c"}, "it leaves", 60.0)
