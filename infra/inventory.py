@@ -21,6 +21,34 @@ from rollouts_core.config.schema import part
 from rollouts_core.errors import BadInput
 
 VARIABLE = "ROLLOUTS_MACHINES"
+WORD = r"^[^\s-]\S*$"
+
+
+@part
+class Slurm:
+    """How jobs are submitted to a cluster. GPUs and nodes are the config's (`machine.gpus`, `machine.nodes`)."""
+
+    partition: str | None = Field(default=None, pattern=WORD, description="Default: the cluster's own default.")
+    account: str | None = Field(default=None, pattern=WORD, description="Who pays.")
+    qos: str | None = Field(default=None, pattern=WORD, description="Quality of service.")
+    reservation: str | None = Field(default=None, pattern=WORD, description="A reservation to run in.")
+    constraint: str | None = Field(
+        default=None, pattern=r"^\S+$", description="Features that nodes must have, as a100&ib."
+    )
+    gpu_type: str | None = Field(default=None, pattern=WORD, description="As Slurm calls it (gres): h100.")
+    cpus: int | None = Field(default=None, ge=1, description="Processors on each node; default: the cluster's own.")
+    memory_gb: float | None = Field(default=None, gt=0, description="Memory on each node; default: the cluster's own.")
+    exclusive: bool = Field(default=False, description="Share no node with others.")
+    hours: float | None = Field(
+        default=None,
+        gt=0,
+        description="Of one allocation; default: machine.time_limit_hours, or the partition's limit.",
+    )
+    signal_seconds: int = Field(
+        default=120, ge=15, le=65535, description="So long before its end, jobs write a checkpoint and leave."
+    )
+    modules: tuple[str, ...] = Field(default=(), description="What `module load` is to load first.")
+    options: tuple[str, ...] = Field(default=(), description="Further options of sbatch, passed as they are.")
 
 
 @part
@@ -46,6 +74,9 @@ class Host:
     gpu_memory_gb: float = Field(default=0.0, ge=0, description="Memory of each.")
     labels: tuple[str, ...] = Field(default=(), description="Words that a config can ask for.")
     address: str | None = Field(default=None, description="How other machines reach it; default: host.")
+    slurm: Slurm | None = Field(
+        default=None, description="It is the login node of a Slurm cluster, whose nodes see `work` as well."
+    )
 
     @property
     def for_machines(self) -> str:
@@ -101,7 +132,10 @@ def add_host(name: str, values: Mapping[str, Any]) -> Path:
     if name in load_inventory():
         raise BadInput(f"{path} has a machine {name!r} already: edit it there")
     _host(name, dict(values))
-    lines = [f"[{json.dumps(name)}]", *(f"{field} = {json.dumps(value)}" for field, value in values.items())]
+    own = {field: value for field, value in values.items() if not isinstance(value, Mapping)}
+    lines = [f"[{json.dumps(name)}]", *_lines(own)]
+    if isinstance(slurm := values.get("slurm"), Mapping):
+        lines += [f"[{json.dumps(name)}.slurm]", *_lines(slurm)]
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_text() if path.exists() else ""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
@@ -111,12 +145,20 @@ def add_host(name: str, values: Mapping[str, Any]) -> Path:
     return path
 
 
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    return [f"{field} = {json.dumps(value)}" for field, value in values.items()]
+
+
 def _host(name: str, table: Any) -> Host:
     if not isinstance(table, dict):
         raise BadInput(f"is no table: write [{name}] above its fields")
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise BadInput(f"{name!r} is no name for a machine: letters, digits, '-', '_' and '.'")
     unknown = sorted(set(table) - {field.name for field in fields(Host)})
+    nested = table.get("slurm", {})
+    if not isinstance(nested, dict):
+        raise BadInput(f"slurm: is no table: write [{name}.slurm] above its fields")
+    unknown += [f"slurm.{field}" for field in sorted(set(nested) - {field.name for field in fields(Slurm)})]
     if unknown:
         raise BadInput([f"{field}: no such field" for field in unknown])
     return Host(**table)

@@ -21,6 +21,7 @@ from rollouts_core.config.loading import from_data
 from rollouts_core.observe.run_records import RunRecord
 from rollouts_core.observe.runs import RunLog
 from tests.addition import MODEL, PROBLEMS, write_addition
+from tests.cluster import Cluster, cluster_impossible, running_cluster
 from tests.hosts import HostMachine, hosts_impossible, three_running, write_inventory
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -178,6 +179,18 @@ def three_hosts(
     for host in clean:
         host.mend()
         host.restart()
+
+
+@pytest.fixture
+def cluster(three_hosts: tuple[HostMachine, ...], tmp_path: Path) -> Iterator[Cluster]:
+    """A Slurm cluster behind host-a, which the inventory calls `cluster`."""
+    if why := cluster_impossible():
+        pytest.skip(why)
+    host = three_hosts[0]
+    table = host.table(gpus=2).replace(f"[{host.name}]", "[cluster]")
+    (tmp_path / "machines.toml").write_text(f'{table}[cluster.slurm]\npartition = "gpu"\nsignal_seconds = 20\n')
+    with running_cluster(host) as running:
+        yield running
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@
     send WORK PLACE         the frames that standard input asks for
     runner DIRECTORY [FD]   watches over one job (see `runner`)
     environment DIRECTORY   builds an environment (see `environment`)
+    allocation DIRECTORY K  keeps jobs in a Slurm allocation, on its node K (see `allocation`)
+    begin DIRECTORY K       hands it the request on standard input
     servers DIRECTORY       keeps inference servers alive (see `servers`)
     pool DIRECTORY          a trainer's way to servers on other machines (see `pool`)
 
@@ -15,7 +17,7 @@ Layout below WORK, which is this user's alone:
 
     agent/, code/, environments/, wheels/, inputs/   what was sent or built, by digest
     incoming/                                        what is being sent
-    leases/                                          who has which GPU
+    leases/, allocations/                            who has which GPU
     runs/                                            which artifacts each run needs
     store/                                           artifacts, jobs and partial work (see rollouts_core.store)
     alive                                            touched while something here is wanted or runs
@@ -39,7 +41,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from infra.host import admission, collect, environment, gpu_leases, jobs, keeping, pool, runner, servers, trees
+from infra.host import (
+    admission,
+    allocation,
+    allocations,
+    collect,
+    environment,
+    gpu_leases,
+    jobs,
+    keeping,
+    pool,
+    runner,
+    servers,
+    trees,
+)  # fmt: skip
 from infra.host.checksums import checksums
 from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
@@ -60,6 +75,10 @@ def main(arguments: list[str]) -> int:
     command, place = arguments[0], arguments[1]
     if command == "runner":
         return runner.main(place, *map(int, arguments[2:]))
+    if command == "allocation":
+        return allocation.main(Path(place), allocation.node_number(arguments[2]))
+    if command == "begin":
+        return allocation.begin(Path(place), int(arguments[2]))
     if command == "environment":
         return environment.main(Path(place))
     if command == "servers":
@@ -102,6 +121,17 @@ def start(work: Path, job: Mapping[str, Any], variables: Mapping[str, str], leas
         variables = {**variables, "CUDA_VISIBLE_DEVICES": named}
     jobs.start(work / "store" / "jobs", {**job, "name": _name(job["name"])}, jobs.runner_command(), variables)
     return True
+
+
+def start_allocated(
+    work: Path, job: Mapping[str, Any], variables: Mapping[str, str], secret: list[str], lease: str, node: int
+) -> bool:
+    """Start a job in a Slurm allocation; False when that has ended. `secret`: the variables that nobody may keep."""
+    request = {"job": {**job, "name": _name(job["name"])}, "variables": variables, "secret": secret}
+    answer = allocations.start(work / allocations.FOLDER, _name(lease), node, request)
+    if answer and "error" in answer:
+        raise jobs.JobError(answer["error"])
+    return answer is not None
 
 
 def watch(work: Path, job: str, log: int, metrics: int, wait: float) -> dict[str, Any]:
@@ -202,7 +232,8 @@ def busy(work: Path) -> dict[str, Any]:
     store_jobs = work / "store" / "jobs"
     running = jobs.running(store_jobs)
     answering = {name: told for name in running if (told := servers.answering(store_jobs / name))}
-    return {"jobs": running, "leases": gpu_leases.living(work / "leases", store_jobs), "servers": answering}
+    leases = gpu_leases.living(work / "leases", store_jobs) + allocations.living(work / allocations.FOLDER, store_jobs)
+    return {"jobs": running, "leases": leases, "servers": answering}
 
 
 def leave_behind(work: Path) -> dict[str, Any]:
@@ -255,6 +286,8 @@ def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
     _name(ask["token"])
     if told := drained(work):
         return {"busy": [], "drained": told["who"]}
+    if "slurm" in ask:
+        return allocations.acquire(work / allocations.FOLDER, work / "store" / "jobs", ask)
     return gpu_leases.acquire(work / "leases", work / "store" / "jobs", ask)
 
 
@@ -270,17 +303,21 @@ def take_over(work: Path, old: str, job: str, lease: str, token: str, who: str) 
 def renew(work: Path, lease: str | None, token: str) -> bool:
     """Also keeps the connection's agent, and a rented host, from ending as idle."""
     (work / "alive").touch()
+    if lease is not None and (work / allocations.FOLDER / _name(lease)).exists():
+        return allocations.renew(work / allocations.FOLDER, lease, _name(token))
     return lease is None or gpu_leases.renew(work / "leases", _name(lease), _name(token))
 
 
 def release(work: Path, token: str, for_good: bool) -> None:
     gpu_leases.release(work / "leases", work / "store" / "jobs", _name(token), for_good)
+    allocations.release(work / allocations.FOLDER, work / "store" / "jobs", token, for_good)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
     "facts": facts,
     "gpu_use": lambda work: gpu_use(),
     "start": start,
+    "start_allocated": start_allocated,
     "watch": watch,
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
     "cancel": cancel,

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.host import allocations
 from infra.host.files import write_json, write_text
 from rollouts_core.store.locks import is_held, try_lock
 
@@ -52,29 +53,33 @@ def start(jobs: Path, job: Mapping[str, Any], runner: list[str], environment: Ma
                 command = [part.format(directory=directory.resolve()) for part in job["command"]]
                 write_json(directory / "spec.json", job["spec"])
                 write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
-            done = subprocess.run(
-                [*runner, str(directory), str(starting)], input=json.dumps(dict(environment)), timeout=START_DEADLINE,
-                capture_output=True, text=True, pass_fds=[starting],
-            )  # fmt: skip
+            _run(directory, runner, starting, environment)
     except OSError as error:
         raise JobError(f"job {job['name']} could not be set up in {directory}: {error.strerror}") from error
-    except subprocess.TimeoutExpired:
-        raise JobError(f"job {job['name']} did not start within {START_DEADLINE:.0f} s") from None
-    if done.returncode:
-        raise JobError(f"job {job['name']} could not be started: {done.stderr.strip()}")
+
+
+def start_again(jobs: Path, name: str, runner: list[str], environment: Mapping[str, str]) -> None:
+    """As `start`, of a job as its directory describes it."""
+    with _starting(jobs / name) as starting:
+        if (jobs / name / "cancel").exists():
+            raise JobError(f"job {name} was cancelled before it started again")
+        _run(jobs / name, runner, starting, environment)
 
 
 def poll(jobs: Path, name: str) -> dict[str, Any]:
-    """`state` (absent, running, finished, lost), and of a finished one `exit_status`, `reason` and `message`."""
+    """`state` (absent, running, finished, lost), `exit_status` and `reason` of a finished one, and a `message`: why it
+    ended, or what a running one waits for."""
     directory = jobs / name
+    if told := allocations.poll(directory):
+        return told
     if not (directory / "attempt.json").exists():
         return {"state": "absent"}
     if is_held(directory / "lock"):
         return {"state": "running"}
     status = _read_json(directory / "status.json")
-    if not status:
-        return {"state": "lost"}
     message = _read_json(directory / "failure.json").get("message", "")
+    if not status:
+        return {"state": "lost", "message": message}
     return {"state": "finished", "exit_status": status["exit_status"], "reason": status["reason"], "message": message}
 
 
@@ -111,9 +116,11 @@ def cancel(jobs: Path, name: str, asked_by: str | None = None) -> bool:
         _withdraw(directory, asked_by)
     end = time.monotonic() + CANCEL_DEADLINE
     was_there = False
-    while is_held(directory / "starting") or is_held(directory / "lock"):
+    while is_held(directory / "starting") or poll(jobs, name)["state"] == "running":
         was_there = True
         (directory / "cancel").touch()
+        if allocations.drop(directory):
+            break
         if time.monotonic() > end:
             raise JobError(f"job {name} did not end within {CANCEL_DEADLINE:.0f} s of being cancelled")
         time.sleep(LOOK_SECONDS)
@@ -130,7 +137,8 @@ def running(jobs: Path) -> list[str]:
     """The names of all jobs that run; of one that a link leads to, the link's."""
     held = [path.parent for path in jobs.glob("*/lock") if is_held(path)]
     linked = {directory.resolve() for directory in held if directory.is_symlink()}
-    return sorted(path.name for path in held if path.is_symlink() or path.resolve() not in linked)
+    found = {path.name for path in held if path.is_symlink() or path.resolve() not in linked}
+    return sorted({*found, *allocations.kept_jobs(jobs.parents[1] / allocations.FOLDER)})
 
 
 def runner_command() -> list[str]:
@@ -139,6 +147,20 @@ def runner_command() -> list[str]:
     if (here / "runner.py").is_file():
         return [sys.executable, str(here / "runner.py")]
     return [sys.executable, str(here.parents[1]), "runner"]
+
+
+def _run(directory: Path, runner: list[str], starting: int, environment: Mapping[str, str]) -> None:
+    """Have the runner start what the directory describes. Raises `JobError`."""
+    name = directory.name
+    try:
+        done = subprocess.run(
+            [*runner, str(directory), str(starting)], input=json.dumps(dict(environment)), timeout=START_DEADLINE,
+            capture_output=True, text=True, pass_fds=[starting],
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise JobError(f"job {name} did not start within {START_DEADLINE:.0f} s") from None
+    if done.returncode:
+        raise JobError(f"job {name} could not be started: {done.stderr.strip()}")
 
 
 @contextmanager

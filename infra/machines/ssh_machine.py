@@ -18,6 +18,7 @@ from infra.host.jobs import CANCEL_DEADLINE, START_DEADLINE
 from infra.host.trees import tree_name
 from infra.machines.machine import Job, JobStatus, Offsets, Watched
 from infra.machines.requirements import passed_variables, wanted_gpus
+from infra.machines.submission import submission
 from infra.machines.waiting import until_free
 from infra.transfer.inputs import input_trees, placed
 from infra.transfer.library import library_tree
@@ -46,14 +47,21 @@ class SSHMachine:
     With a remote store, jobs there use that store, and nothing is sent between here and there.
     """
 
-    def __init__(self, remote: Remote, store: Store, settings: MachineConfig, who: str) -> None:
-        """`remote` is open. `who` names the run to those who wait for its GPUs. `release` ends what is begun by it."""
-        self.name = remote.name
+    def __init__(
+        self, remote: Remote, store: Store, settings: MachineConfig, who: str, token: str = "", node: int = 0
+    ) -> None:
+        """`remote` is open. `who` names the run to those who wait for its GPUs. `release` ends what is begun by it.
+
+        `node`: of the Slurm allocation that `token` holds; 0 makes it.
+        """
+        self.name = f"{remote.name}/{node}" if node else remote.name
         self.remote = remote
         self.python = ""
         """Known once the environment is there."""
         self._store, self._settings, self._who = store, settings, who
-        self._token = secrets.token_hex(8)
+        self.token, self._node = token or secrets.token_hex(8), node
+        self.address = remote.host.for_machines
+        """By which other machines reach it."""
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
         self._joined = False
@@ -89,25 +97,32 @@ class SSHMachine:
         self._beat()
         there = self.remote.host.gpus
         wanted = wanted_gpus(self._settings, there)
-        ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
+        ask = {"token": self.token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
+        if slurm := self.remote.host.slurm:
+            ask |= {"node": self._node, "slurm": submission(self.remote, slurm, self._settings)}
         answer = self.remote.call("acquire", ask={**ask, "label": label})
+        if "refused" in answer:
+            raise BadInput(f"{self.name}: Slurm refuses the job: {answer['refused']}")
+        if "waiting" in answer:
+            return f"waiting for {self.name}: {answer['waiting']}"
         if "drained" in answer:
             return f"waiting for {self.name}: it is drained by {answer['drained']}"
         if "busy" in answer:
             return f"waiting for {wanted} of {there} GPUs of {self.name}: {gpu_leases.names(answer['busy'])}"
         self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
         self.kept = answer["kept"]
+        self.address = answer.get("address") or self.address
         return ""
 
     def note_run(self, run: str, name: str, needs: Sequence[ArtifactId]) -> None:
         """Have the machine know what a run needs there, so that nobody clears it away."""
         if self._store.url is None:
             names = [artifact.directory for artifact in needs]
-            self.remote.call("note_run", run=run, name=name, token=self._token, needs=names)
+            self.remote.call("note_run", run=run, name=name, token=self.token, needs=names)
 
     def unclaim(self) -> None:
         """Give the GPUs back and keep the connection."""
-        self.remote.call("release", token=self._token, for_good=False)
+        self.remote.call("release", token=self.token, for_good=False)
         self._lease, self._gpus, self.kept = None, (), None
 
     def place_servers(self, job: str) -> None:
@@ -121,7 +136,7 @@ class SSHMachine:
     def take_over(self, kept: str, job: str) -> bool:
         """Have the servers of an earlier run as one's own job; False where they have ended."""
         return bool(
-            self.remote.call("take_over", old=kept, job=job, lease=self._lease, token=self._token, who=self._who)
+            self.remote.call("take_over", old=kept, job=job, lease=self._lease, token=self.token, who=self._who)
         )
 
     def supply(self, stages: Sequence[Stage]) -> Iterator[str]:
@@ -158,8 +173,13 @@ class SSHMachine:
             raise LeaseLapsed(f"the lease on {self.name} has lapsed: it had not heard of this run for too long")
 
     def start_beside(self, job: Job) -> None:
-        """Start a job that needs no GPU and so no lease."""
-        self._start(job, None)
+        """Start a job that needs no GPU and so no lease; on a cluster, all that is heavy is in an allocation."""
+        if self.remote.host.slurm is None:
+            self._start(job, None)
+            return
+        while self._lease is None or not self._start(job, self._lease):
+            for said in self.claim([]):
+                logger.info(said)
 
     def watch(self, job: str, at: Offsets, wait: float) -> Watched:
         try:
@@ -242,7 +262,7 @@ class SSHMachine:
             self.remote.close()
             return False
         try:
-            self.remote.call("release", patience=0.0, token=self._token, for_good=True)
+            self.remote.call("release", patience=0.0, token=self.token, for_good=True)
             busy = self.remote.call("busy", patience=0.0)
             return bool(busy["jobs"] or busy["leases"])
         except Unreachable:
@@ -251,15 +271,19 @@ class SSHMachine:
             self.remote.close()
 
     def _start(self, job: Job, lease: str | None) -> bool:
-        variables = {
-            **passed_variables(self._settings),
-            "PYTHONPATH": f"{self.remote.work}/code/{self.code}",
-            COMMIT_VARIABLE: git_commit() or "",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._gpus)),
-        }
+        secret = passed_variables(self._settings)
+        code = f"{self.remote.work}/code/{self.code}"
+        variables = {**secret, "PYTHONPATH": code, COMMIT_VARIABLE: git_commit() or ""}
         deadline = START_DEADLINE + MARGIN
+        if self.remote.host.slurm:
+            there: bool = self.remote.call(
+                "start_allocated", deadline, job=asdict(job), variables=variables, secret=list(secret), lease=lease,
+                node=self._node,
+            )  # fmt: skip
+            return there
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._gpus))
         started: bool = self.remote.call(
-            "start", deadline, job=asdict(job), variables=variables, lease=lease, token=self._token
+            "start", deadline, job=asdict(job), variables=variables, lease=lease, token=self.token
         )
         return started
 
@@ -289,7 +313,7 @@ class SSHMachine:
     def _beat_until_end(self) -> None:
         while not self._end.wait(BEAT_SECONDS):
             try:
-                alive = self.remote.call("renew", WATCH_SECONDS, patience=0.0, lease=self._lease, token=self._token)
+                alive = self.remote.call("renew", WATCH_SECONDS, patience=0.0, lease=self._lease, token=self.token)
             except (MachineError, BadInput) as error:
                 logger.debug("no beat: %s", error)
                 continue

@@ -11,8 +11,10 @@ from rollouts_core.config.schema import Operational, or_raise, part
 class MachineConfig:
     """Where heavy stages run. Nothing here can change a result."""
 
-    kind: Operational[Literal["local", "ssh", "sky"]] = Field(
-        default="local", description="This machine, one of the inventory over SSH, or a rented one by SkyPilot."
+    kind: Operational[Literal["local", "ssh", "slurm", "sky"]] = Field(
+        default="local",
+        description="This machine, one of the inventory over SSH, a Slurm cluster of the inventory, or a rented one by "
+        "SkyPilot.",
     )
     name: Operational[str | None] = Field(
         default=None, description="A machine of the inventory; null: the first free one that fits."
@@ -21,8 +23,9 @@ class MachineConfig:
         default=(),
         description="Further machines of the inventory, which train along with the one named; leased all or none.",
     )
+    nodes: Operational[int] = Field(default=1, ge=1, description="Nodes of a Slurm cluster that train together.")
     gpus: Operational[int | None] = Field(
-        default=None, ge=0, description="GPUs to lease; null: one, where the machine has any."
+        default=None, ge=0, description="GPUs to lease, on each node; null: one, where the machine has any."
     )
     gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
     labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that the machine must carry.")
@@ -50,7 +53,11 @@ class MachineConfig:
     def _machine_is_found(self) -> "MachineConfig":
         problems = []
         if self.kind == "local" and self.name is not None:
-            problems.append(f"name {self.name!r} needs kind ssh")
+            problems.append(f"name {self.name!r} needs kind ssh or slurm")
+        if self.kind == "slurm" and self.name is None:
+            problems.append("name: is required by kind slurm: which cluster of the inventory")
+        if self.nodes > 1 and self.kind != "slurm":
+            problems.append(f"nodes: {self.nodes} need kind slurm; elsewhere name further machines in peers")
         if self.peers and (self.name is None or self.kind != "ssh"):
             problems.append(f"peers {', '.join(self.peers)}: need kind ssh and the name of the machine they train with")
         if len({self.name, *self.peers}) <= len(self.peers):

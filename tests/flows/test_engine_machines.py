@@ -421,7 +421,8 @@ def test_real_servers_on_two_machines_and_one_of_them_is_drained(
     assert run.process.returncode == 0, output
     steps = [line for line in read_jsonl(run.trainer / "metrics.jsonl") if "done" in line]
     assert [line["step"] for line in steps] == list(range(1, 61))
-    assert all(line["sampling/sampling_logp_difference/mean"] < 1e-3 for line in steps)
+    differences = [line["sampling/sampling_logp_difference/mean"] for line in steps]
+    assert max(differences) < 1e-3, differences
     rates = {machine: f"replicas/{machine}:replica-0/tokens_per_second" for machine in ("host-b", "host-c")}
     assert steps[0][rates["host-b"]] > 0 < steps[0][rates["host-c"]]
     assert rates["host-b"] not in steps[-1] and steps[-1][rates["host-c"]] > 0

@@ -1,4 +1,4 @@
-"""Jobs on this machine and on a host over SSH, with real processes really killed: one contract for both."""
+"""Jobs on this machine, on a host over SSH and in a Slurm allocation, with real processes really killed: one contract."""
 
 import json
 import os
@@ -22,15 +22,16 @@ from rollouts_core.store.local import LocalStore
 DEADLINE = 20.0
 
 
-@pytest.fixture(params=["local", "ssh"])
+@pytest.fixture(params=["local", "ssh", "slurm"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
     store = LocalStore(tmp_path / "store")
     if request.param == "local":
         yield LocalMachine(store)
         return
-    request.getfixturevalue("hosts")
-    settings = MachineConfig(kind="ssh", name="host-a")
-    machine = SSHMachine(Remote("host-a", find_host("host-a"), 60.0).open(), store, settings, "a test")
+    request.getfixturevalue("hosts" if request.param == "ssh" else "cluster")
+    name = "host-a" if request.param == "ssh" else "cluster"
+    settings = MachineConfig(kind=request.param, name=name)
+    machine = SSHMachine(Remote(name, find_host(name), 60.0).open(), store, settings, "a test")
     machine.ship_library()
     list(machine.claim([]))
     yield machine

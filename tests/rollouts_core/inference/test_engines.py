@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -407,6 +408,24 @@ def test_every_transport_gives_the_same_weights(transport: str, sglang_server: R
     expected = log_probs_by(served_model(7), PROMPT, completion.tokens, 0.0)
     torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
     assert set(completion.weight_versions) == {2}
+
+
+@pytest.mark.vllm
+def test_vllm_without_weights_computes_with_those_it_is_given(
+    model_directory: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As on other machines, which have the policy's files but for its weights."""
+    empty = tmp_path / "empty"
+    shutil.copytree(model_directory, empty, ignore=shutil.ignore_patterns("*.safetensors"))
+    config, model = EngineConfig(kind="vllm"), ServedModel(str(empty), "float32", CONTEXT, has_weights=False)
+    with running_servers(tmp_path_factory.mktemp("vllm"), config, model) as servers:
+        fleet = SupervisedServers(servers.directory)
+        files = DiskTransport(tmp_path)
+        served = Served("vllm", lambda: VLLMEngine(fleet, limits(), "policy", files, begin_empty=True))
+        for version in (1, 2):
+            completion = served.run(lambda engine: engine.generate(request_of(max_new_tokens=16)), version)
+            expected = log_probs_by(served_model(), PROMPT, completion.tokens, 0.0)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)

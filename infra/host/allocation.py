@@ -1,0 +1,322 @@
+"""Our agent in a Slurm allocation: `allocation DIRECTORY NODE`, one on each of its nodes.
+
+The one on node 0 is the allocation's script; it starts the others by srun, ends when nobody wants the allocation any
+more, and has Slurm queue it again when its time is over before its jobs are. The directory's files are described in
+`allocations`.
+
+Decision: jobs are this process's children, so Slurm accounts for them, limits them, and ends them with the allocation.
+They are started by requests over a socket of this node (`begin`). Their secret variables are in the memory of runner
+and job alone. So a job with such variables can't be started again by this agent: it ends, and the run that follows it
+starts it anew.
+
+Decision: before the time limit (`--signal`), jobs are asked to write a checkpoint and leave. When Slurm takes the nodes
+away at once, they go on from the checkpoint before. Both give the same bits.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.host import jobs, slurm
+from infra.host.files import write_json
+from rollouts_core.store.locks import is_held
+
+TICK = 0.25
+FIRST_SECONDS = 900.0
+"""How long an allocation waits for its first job: the run that asked for it builds an environment meanwhile."""
+IDLE_SECONDS = 60.0
+"""And how long afterwards, without a job and without a run that holds it."""
+LOST_SECONDS = 2.0
+"""Between the end of a job that was killed and saying so: when Slurm ends everything, its signal may be on the way."""
+LEFT_MARGIN = 10.0
+TAKEN_SECONDS = 900.0
+"""How long to wait, behind Slurm's signal that it takes the nodes, for it to do so."""
+PR_SET_CHILD_SUBREAPER = 36
+LENGTH = struct.Struct(">I")
+CREDENTIALS = struct.Struct("3i")
+ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
+
+
+@dataclass
+class Agent:
+    """What one agent knows."""
+
+    directory: Path
+    node: int
+    told: Mapping[str, Any]
+    """Of the allocation: see `allocations`."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """The jobs that run or go on, by name: their variables, and whether there are secret ones."""
+    gone_since: dict[str, float] = field(default_factory=dict)
+    leaving: str = ""
+    """Why its jobs are to leave: the time is over (time), or Slurm takes the nodes (taken)."""
+    seen: dict[str, float] = field(default_factory=dict)
+    """When each holder was last touched, by the clock of whoever touched it."""
+    heard: float = field(default_factory=time.monotonic)
+    """When a run was last heard of, or a job last ran, by the clock here."""
+    had_jobs: bool = False
+
+    @property
+    def jobs(self) -> Path:
+        return self.directory.parents[1] / "store" / "jobs"
+
+
+def main(directory: Path, node: int) -> int:
+    """Returns when nobody wants the allocation any more, or its jobs have left it."""
+    agent = Agent(directory, node, json.loads((directory / "allocation.json").read_text()))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number, why in ((signal.SIGUSR1, "time"), (signal.SIGTERM, "taken")):
+        signal.signal(number, _leaves(agent, why))
+    if node == 0:
+        for left in (*directory.glob("node-*.json"), directory / "leaving"):
+            left.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(_socket_name(directory, node))
+        listening.listen(8)
+        listening.settimeout(TICK)
+        _say_what_is_here(agent)
+        others = _start_others(agent) if node == 0 and agent.told["nodes"] > 1 else None
+        _go_on(agent)
+        while not agent.leaving and _is_wanted(agent):
+            _answer_one(listening, agent)
+            _look_after(agent)
+            if node and (directory / "leaving").exists():
+                agent.leaving = (directory / "leaving").read_text()
+    if agent.leaving:
+        _leave(agent)
+    if others is not None:
+        others.terminate()
+    return 0
+
+
+def begin(directory: Path, node: int) -> int:
+    """Hand the request on standard input to the agent of this node; prints its answer."""
+    request = sys.stdin.buffer.read()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(jobs.START_DEADLINE)
+        connection.connect(_socket_name(directory, node))
+        if _user_behind(connection) != os.getuid():
+            print(json.dumps({"error": "the agent's socket on this node is another user's"}))
+            return 1
+        connection.sendall(LENGTH.pack(len(request)) + request)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    print(answer.decode())
+    return 0
+
+
+def _leaves(agent: Agent, why: str) -> Callable[[int, Any], None]:
+    def on_signal(number: int, frame: Any) -> None:
+        agent.leaving = agent.leaving or why
+
+    return on_signal
+
+
+def _start_others(agent: Agent) -> "subprocess.Popen[bytes]":
+    others, here = agent.told["nodes"] - 1, os.environ["SLURMD_NODENAME"]
+    agents = [*_own_command(), "allocation", str(agent.directory), "rank"]
+    step = ["srun", "--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1",
+            f"--exclude={here}", *agents]  # fmt: skip
+    return subprocess.Popen(step, stdin=subprocess.DEVNULL)
+
+
+def node_number(word: str) -> int:
+    """Of an agent that srun has started: `rank` stands for its place among these, counted from 1."""
+    return 1 + int(os.environ["SLURM_PROCID"]) if word == "rank" else int(word)
+
+
+def _say_what_is_here(agent: Agent) -> None:
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.isdigit()]
+    node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    told = {"node": node, "address": _address(node), "gpus": list(range(len(visible))), "agent": _own_command()}
+    write_json(agent.directory / f"node-{agent.node}.json", told)
+
+
+def _go_on(agent: Agent) -> None:
+    """Start again what ran when the allocation was taken away."""
+    kept = _read(agent.directory / f"jobs-{agent.node}.json")
+    for name, how in kept.items():
+        if how["secret"]:
+            message = "its allocation was queued again, and only the run that follows it has its environment variables"
+            write_json(agent.jobs / name / "failure.json", {"message": message})
+            continue
+        answer = _started(agent, {"job": {"name": name}, "variables": how["variables"], "secret": []})
+        if "error" in answer:
+            write_json(agent.jobs / name / "failure.json", {"message": answer["error"]})
+    _tell_kept(agent)
+
+
+def _is_wanted(agent: Agent) -> bool:
+    """By a job or a run. Runs touch their files; two looks show it, whatever the clocks of the nodes say."""
+    seen = {path.name: path.stat().st_mtime for path in (agent.directory / "holders").glob("*")}
+    if agent.kept or any(agent.seen.get(name) != at for name, at in seen.items()):
+        agent.heard = time.monotonic()
+    agent.seen = seen
+    patience = IDLE_SECONDS if agent.had_jobs else FIRST_SECONDS
+    return agent.node > 0 or time.monotonic() - agent.heard < patience
+
+
+def _answer_one(listening: socket.socket, agent: Agent) -> None:
+    try:
+        connection, _ = listening.accept()
+    except TimeoutError:
+        return
+    with connection:
+        connection.settimeout(5.0)
+        try:
+            if _user_behind(connection) != os.getuid():
+                return
+            (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+            answer = _started(agent, json.loads(_exactly(connection, length)))
+            _tell_kept(agent)
+            connection.sendall(json.dumps(answer).encode())
+        except (OSError, EOFError, ValueError) as error:
+            print(f"a request could not be read: {error!r}", file=sys.stderr)
+
+
+def _started(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a job as it is asked for, or, where only its name is given, as its directory says."""
+    job, name = request["job"], request["job"]["name"]
+    directory = agent.jobs / name
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (directory / "leave").unlink(missing_ok=True)
+    write_json(directory / "allocation", {"lease": agent.directory.name, "node": agent.node})
+    variables = dict(request["variables"])
+    if agent.told["nodes"] > 1:
+        variables[ADDRESS] = _meeting_address(agent)
+    try:
+        if "command" in job:
+            jobs.start(agent.jobs, job, jobs.runner_command(), variables)
+        else:
+            jobs.start_again(agent.jobs, name, jobs.runner_command(), variables)
+    except jobs.JobError as error:
+        return {"error": str(error)}
+    plain = {key: value for key, value in request["variables"].items() if key not in request["secret"]}
+    agent.kept[name] = {"variables": plain, "secret": bool(request["secret"])}
+    agent.had_jobs = True
+    return {"value": True}
+
+
+def _look_after(agent: Agent) -> None:
+    """Note which jobs have ended, and bury the processes that were left to this one."""
+    ended = []
+    for name in agent.kept:
+        if is_held(agent.jobs / name / "lock"):
+            agent.gone_since.pop(name, None)
+            continue
+        since = agent.gone_since.setdefault(name, time.monotonic())
+        status = _read(agent.jobs / name / "status.json")
+        killed = not status or (status["reason"] == "exited" and status["exit_status"] < 0)
+        if not killed or time.monotonic() - since > LOST_SECONDS:
+            ended.append(name)
+    for name in ended:
+        del agent.kept[name], agent.gone_since[name]
+    if ended:
+        _tell_kept(agent)
+    _reap()
+
+
+def _leave(agent: Agent) -> None:
+    """Have the jobs leave, then the allocation queued again if some of them are to go on."""
+    if agent.node == 0:
+        (agent.directory / "leaving").write_text(agent.leaving)
+    for name in agent.kept:
+        (agent.jobs / name / "leave").touch()
+    end = time.monotonic() + max(agent.told["signal"] - LEFT_MARGIN, 1.0)
+    while any(is_held(agent.jobs / name / "lock") for name in agent.kept) and time.monotonic() < end:
+        _reap()
+        time.sleep(TICK)
+    done = [name for name in agent.kept if _read(agent.jobs / name / "status.json").get("exit_status") == 0]
+    for name in done:
+        del agent.kept[name]
+    _tell_kept(agent)
+    (agent.directory / f"node-{agent.node}.json").unlink(missing_ok=True)
+    if agent.node or not any(_read(file) for file in agent.directory.glob("jobs-*.json")):
+        return
+    if agent.leaving == "taken":
+        time.sleep(TAKEN_SECONDS)
+    try:
+        print("the allocation's time is over before its jobs are: it is queued again", flush=True)
+        slurm.requeue(os.environ["SLURM_JOB_ID"])
+        time.sleep(TAKEN_SECONDS)
+    except (slurm.Refused, slurm.Away) as error:
+        print(f"it could not be queued again: {error}", flush=True)
+        for file in agent.directory.glob("jobs-*.json"):
+            write_json(file, {})
+
+
+def _tell_kept(agent: Agent) -> None:
+    write_json(agent.directory / f"jobs-{agent.node}.json", agent.kept)
+
+
+def _meeting_address(agent: Agent) -> str:
+    """Of node 0, where ranks meet."""
+    end = time.monotonic() + jobs.START_DEADLINE / 2
+    while not (found := _read(agent.directory / "node-0.json")) and time.monotonic() < end:
+        time.sleep(TICK)
+    return str(found.get("address", "127.0.0.1"))
+
+
+def _address(node: str) -> str:
+    """By which other nodes reach it."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "-o", "show", "node", node], capture_output=True, text=True, timeout=slurm.DEADLINE
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return node
+    found = [word.partition("=")[2] for word in done.stdout.split() if word.startswith("NodeAddr=")]
+    return found[0] if found else node
+
+
+def _own_command() -> list[str]:
+    return [sys.executable, str(Path(__file__).parents[2])]
+
+
+def _socket_name(directory: Path, node: int) -> str:
+    """Of the kernel's own name space: nothing is left on a disk."""
+    return f"\0rollouts-{os.getuid()}-{directory.name}-{node}"
+
+
+def _user_behind(connection: socket.socket) -> int:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return int(CREDENTIALS.unpack(found)[1])
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise EOFError("the connection ended")
+        data += piece
+    return data
+
+
+def _reap() -> None:
+    """Runners and their orphans are left to this process; the step of the other nodes' agents is waited for alike."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value

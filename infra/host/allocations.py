@@ -1,0 +1,309 @@
+"""Slurm allocations, as the login node has them: what `gpu_leases` is on a host of one's own.
+
+    <root>/<id>/allocation.json      the Slurm job's number, who asked for it, the jobs that it is for
+    <root>/<id>/holders/<token>      touched by every run that uses it
+    <root>/<id>/node-<k>.json        what its agent on node k has (see `allocation`)
+    <root>/<id>/jobs-<k>.json        the jobs that this agent keeps
+    <root>/gone-<token>              a run that wants nothing any more
+
+Decision: a lease of GPUs is a Slurm job. Its script starts our agent on each of its nodes, and stages run below these
+agents: one after the other, so a run waits in the queue once and not for every stage. Slurm says who gets what, for how
+long, and ends all of it.
+
+Decision: whether a job runs is asked of Slurm and of the agent that keeps it, and not of a lock. Locks on a file system
+that nodes share may not be seen from the login node.
+
+Decision: a job goes on for as long as its allocation does. While that waits for its turn again (preempted, at its time
+limit, after a node's failure), the job counts as running, and its status says what it waits for.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.host import slurm
+from infra.host.files import write_json
+from infra.host.gpu_leases import GONE_SECONDS, HOLD_SECONDS, alone
+
+FOLDER = "allocations"
+NAME = "rollouts-"
+"""How the Slurm jobs' names begin."""
+STEP_SECONDS = 28.0
+LIVE = ("RUNNING", "SUSPENDED")
+SLOW_STATES = {"CONFIGURING": "its nodes are made ready", "SUSPENDED": "it is suspended", "COMPLETING": "it is ending"}
+
+
+def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """An allocation for the run `token`: `lease`, `gpus`, `address`, `joined`; or why not yet (`waiting`), or why never
+    (`refused`).
+
+    `ask` has `who`, for people, the `jobs` that the run is about to want, which `node` of the allocation is asked
+    about, and in `slurm` what to submit (see `_script`). Where one of the jobs has an allocation, it is joined. Asking
+    again is harmless.
+    """
+    with alone(root):
+        queue = slurm.look(root)
+        if (root / f"gone-{ask['token']}").exists():
+            return {"waiting": "this run has ended"}
+        living = _living(root, jobs, queue)
+        mine = [found for found in living if ask["token"] in found["holders"]]
+        shared = [found for found in living if set(found["jobs"]) & set(ask["jobs"])]
+        try:
+            found = (mine or shared or [_submitted(root, ask)])[0]
+        except slurm.Refused as error:
+            return {"refused": str(error)}
+        except slurm.Away as error:
+            return {"waiting": f"Slurm does not answer: {error}"}
+        directory = root / found["lease"]
+        _hold(directory, ask["token"], ask["who"])
+        row = queue.rows.get(found["slurm"])
+        if row is not None and row.reason.strip("()") in slurm.NEVER:
+            slurm.cancel(found["slurm"])
+            shutil.rmtree(directory, ignore_errors=True)
+            return {"refused": f"it would wait for ever: {row.reason.strip('()')} ({found['asked']})"}
+        node = _read(directory / f"node-{ask['node']}.json")
+        if row is None or row.state not in LIVE or not node:
+            return {"waiting": waits_for(found["slurm"], row, queue)}
+        return {
+            "lease": found["lease"], "gpus": node["gpus"], "address": _read(directory / "node-0.json").get("address"),
+            "joined": not mine, "kept": None, "slurm": found["slurm"],
+        }  # fmt: skip
+
+
+def renew(root: Path, lease: str, token: str) -> bool:
+    """Say that the run still holds the allocation; False when it has ended."""
+    holder = root / lease / "holders" / token
+    if not holder.exists():
+        return False
+    os.utime(holder)
+    return True
+
+
+def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
+    """Hold nothing any longer. An allocation with neither holders nor jobs is cancelled, waiting or not."""
+    if not root.exists():
+        return
+    with alone(root):
+        if for_good:
+            (root / f"gone-{token}").touch()
+        held = [holder.parents[1] for holder in root.glob(f"*/holders/{token}")]
+        for directory in held:
+            (directory / "holders" / token).unlink()
+        for found in _living(root, jobs, slurm.look(root)):
+            if root / found["lease"] in held and not found["holders"] and not found["running"]:
+                slurm.cancel(found["slurm"])
+                slurm.forget(root)
+
+
+def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
+    """All that wait or run, with the fields of `gpu_leases.living`; also `slurm`, the number, and `state`."""
+    if not root.exists():
+        return []
+    with alone(root):
+        return _living(root, jobs, slurm.look(root))
+
+
+def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Have the agent of a node start a job: its answer; None when the allocation has ended.
+
+    The request goes over the standard input of a step of the allocation, so that no variable in it is written down.
+    """
+    directory = root / lease
+    told, found = _read(directory / f"node-{node}.json"), _read(directory / "allocation.json")
+    row = slurm.look(root).rows.get(found.get("slurm", ""))
+    if not told or row is None or row.state not in LIVE:
+        return None
+    step = ["srun", f"--jobid={found['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--export=ALL",
+            f"--nodelist={told['node']}", *told["agent"], "begin", str(directory), str(node)]  # fmt: skip
+    try:
+        done = subprocess.run(step, input=json.dumps(request), capture_output=True, text=True, timeout=STEP_SECONDS)
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"a step on {told['node']} did not start within {STEP_SECONDS:.0f} s"}
+    except ValueError:
+        slurm.forget(root)
+        return {"error": f"a step on {told['node']} failed: {done.stderr.strip() or done.stdout.strip()}"}
+    return answer
+
+
+def poll(directory: Path) -> dict[str, Any] | None:
+    """How a job is that an allocation keeps: None where it does not, and the job's directory says all."""
+    kept = _read(directory / "allocation")
+    root = directory.parents[2] / FOLDER
+    home = root / kept["lease"] if kept else root
+    if not kept or directory.name not in _read(home / f"jobs-{kept['node']}.json"):
+        return None
+    number = _read(home / "allocation.json").get("slurm", "")
+    queue = slurm.look(root)
+    row = queue.rows.get(number)
+    if row is None and not queue.away:
+        slurm.forget(root)
+        with alone(root):
+            _living(root, directory.parent, slurm.look(root))
+        if directory.name in _read(home / f"jobs-{kept['node']}.json"):
+            return {"state": "running", "message": f"Slurm job {number} is ending"}
+        return None
+    if queue.away:
+        return {"state": "running", "message": f"Slurm does not answer ({queue.away}); the job may run on"}
+    if row is not None and row.state in LIVE and (home / "leaving").exists():
+        return {"state": "running", "message": f"Slurm job {number} leaves its nodes, and is queued again"}
+    if row is not None and row.state in LIVE and (home / f"node-{kept['node']}.json").exists():
+        return {"state": "running", "message": ""}
+    return {"state": "running", "message": waits_for(number, row, queue)}
+
+
+def drop(directory: Path) -> bool:
+    """No longer keep a job whose allocation waits for its turn; False where an agent has it."""
+    kept = _read(directory / "allocation")
+    root = directory.parents[2] / FOLDER
+    home = root / kept["lease"] if kept else root
+    names = _read(home / f"jobs-{kept['node']}.json") if kept else {}
+    if directory.name not in names:
+        return False
+    row = slurm.look(root).rows.get(_read(home / "allocation.json").get("slurm", ""))
+    if row is None or row.state != "PENDING":
+        return False
+    del names[directory.name]
+    write_json(directory / "status.json", {"exit_status": None, "reason": "cancelled", "ended_at": time.time()})
+    write_json(home / f"jobs-{kept['node']}.json", names)
+    return True
+
+
+def kept_jobs(root: Path) -> list[str]:
+    """The names of all jobs that allocations keep."""
+    return sorted({name for file in root.glob("*/jobs-*.json") for name in _read(file)})
+
+
+def waits_for(number: str, row: slurm.Row | None, queue: slurm.Queue) -> str:
+    """For a person: what a Slurm job waits for, where it is in its queue, when it is expected to start."""
+    if queue.away:
+        return f"Slurm does not answer: {queue.away}"
+    if row is None:
+        return f"Slurm job {number} is submitted"
+    if row.state in LIVE:
+        return f"Slurm job {number} has begun on {row.nodes}: its agent starts"
+    if row.state != "PENDING":
+        return f"Slurm job {number}: {SLOW_STATES.get(row.state, row.state.lower())}"
+    place, of = slurm.place_in_line(number, row.partition)
+    line = f", {place} of {of} in the queue of {row.partition}" if place else ""
+    return f"Slurm job {number} waits: {row.reason.strip('()')}{line}{_expected(row.start)}"
+
+
+def _expected(start: str) -> str:
+    """Coarser the longer it takes, so that a line is not told anew every minute."""
+    try:
+        seconds = time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S")) - time.time()
+    except ValueError:
+        return ""
+    if seconds < 60:
+        return ", within a minute"
+    minutes = seconds / 60
+    if minutes < 90:
+        return f", in about {max(5, 5 * round(minutes / 5)):.0f} min" if minutes >= 3 else ", within five minutes"
+    return f", in about {minutes / 60:.0f} hours"
+
+
+def _submitted(root: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises `slurm.Refused` or `slurm.Away`; then nothing is left."""
+    lease = secrets.token_hex(4)
+    directory = root / lease
+    (directory / "holders").mkdir(parents=True, mode=0o700)
+    asked = ask["slurm"]
+    try:
+        limit = slurm.longest(asked["partition"])
+        minutes = asked["minutes"] if limit is None else min(asked["minutes"], limit)
+        options = [
+            f"--job-name={NAME}{lease}", f"--time={minutes}", f"--nodes={asked['nodes']}", "--ntasks-per-node=1",
+            f"--output={directory}/log", "--open-mode=append", "--requeue", f"--signal=B:USR1@{asked['signal']}",
+            f"--chdir={directory}", *asked["options"],
+        ]  # fmt: skip
+        number = slurm.submit(_script(asked, directory), options)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    found = {
+        "slurm": number, "who": ask["who"], "jobs": sorted(ask["jobs"]), "since": time.time(), "nodes": asked["nodes"],
+        "signal": asked["signal"], "asked": " ".join(asked["options"]),
+    }  # fmt: skip
+    write_json(directory / "allocation.json", found)
+    slurm.forget(root)
+    return {**found, "lease": lease}
+
+
+def _script(asked: Mapping[str, Any], directory: Path) -> str:
+    """What Slurm keeps of the job, and shows to others: no variable and no secret is in it."""
+    modules = [f"module load {module}" for module in asked["modules"]]
+    command = " ".join(f"'{part}'" for part in [*asked["agent"], "allocation", str(directory), "0"])
+    return "\n".join(["#!/bin/bash -l", *modules, f"exec {command}", ""])
+
+
+def _living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
+    found = []
+    for gone in root.glob("gone-*"):
+        if time.time() - gone.stat().st_mtime > GONE_SECONDS:
+            gone.unlink()
+    for directory in sorted(path for path in root.iterdir() if path.is_dir()):
+        told = _read(directory / "allocation.json")
+        row = queue.rows.get(told.get("slurm", ""))
+        if told and row is None and not queue.away and _has_ended(told["slurm"]):
+            _bury(directory, jobs, told["slurm"])
+            continue
+        if not told:  # its submission was killed, or is under way: then this lock is held by it
+            shutil.rmtree(directory, ignore_errors=True)
+            continue
+        running = sorted({name for file in directory.glob("jobs-*.json") for name in _read(file)})
+        holders = sorted(
+            holder.name for holder in (directory / "holders").glob("*")
+            if time.time() - holder.stat().st_mtime < HOLD_SECONDS
+        )  # fmt: skip
+        gpus = sorted({gpu for file in directory.glob("node-*.json") for gpu in _read(file).get("gpus", [])})
+        found.append({
+            "lease": directory.name, "gpus": gpus, "who": told["who"], "since": told["since"], "running": running,
+            "jobs": sorted({*told["jobs"], *running}), "holders": holders, "kept": None, "slurm": told["slurm"],
+            "asked": told["asked"], "state": row.state.lower() if row else "submitted",
+        })  # fmt: skip
+    return found
+
+
+def _has_ended(number: str) -> bool:
+    """A job that was submitted a moment ago may not be in the queue yet."""
+    try:
+        state, _ = slurm.how_it_ended(number)
+    except slurm.Away:
+        return False
+    return state not in ("PENDING", "CONFIGURING", "COMPLETING", *LIVE)
+
+
+def _bury(directory: Path, jobs: Path, number: str) -> None:
+    """Say in the directories of the jobs that ended with their allocation how that was."""
+    try:
+        state, _ = slurm.how_it_ended(number)
+    except slurm.Away:
+        return
+    for name in {name for file in directory.glob("jobs-*.json") for name in _read(file)}:
+        if (jobs / name / "status.json").exists():
+            continue
+        message = f"Slurm job {number} was ended: {state or 'Slurm no longer knows why'}"
+        write_json(jobs / name / "failure.json", {"message": message})
+        if state == "CANCELLED":
+            status = {"exit_status": None, "reason": "its Slurm job was cancelled", "ended_at": time.time()}
+            write_json(jobs / name / "status.json", status)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _hold(directory: Path, token: str, who: str) -> None:
+    (directory / "holders" / token).write_text(who)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value

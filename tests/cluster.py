@@ -1,0 +1,152 @@
+"""A Slurm cluster on one of the hosts: its sshd is the login node, its nodes are slurmd's of their own ports.
+
+Partitions: `gpu` (the default), `short` (one minute at most) and `urgent`, which takes nodes from the others.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hosts import DEADLINE, PATH, HostMachine
+
+NODES = 3
+GPUS = 2
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+CONF = """
+ClusterName=trial
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=1,defer=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool.%n
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/%n.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/%n.log
+SlurmctldPort=16817
+SlurmdParameters=config_overrides
+SlurmdTimeout=10
+ReturnToService=2
+GresTypes=gpu
+MpiDefault=none
+SwitchType=switch/none
+JobCompType=jobcomp/none
+AccountingStorageType=accounting_storage/none
+KillWait=5
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16821-{last_port}] CPUs=4 Gres=gpu:{gpus} \
+State=UNKNOWN
+PartitionName=gpu Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
+PartitionName=short Nodes=n[1-{nodes}] MaxTime=1 State=UP OverSubscribe=NO PriorityTier=1
+PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=9
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A real slurmctld, slurmd's and munged on the network of a host."""
+
+    host: HostMachine
+
+    @property
+    def home(self) -> Path:
+        return self.host.directory / "slurm"
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What a command prints that is run on the login node."""
+        done = subprocess.run(
+            ["nsenter", f"--net=/run/netns/{self.host.namespace}", *command], env=self.environment(), text=True, check=check,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.home / "slurm.conf")}
+
+    def jobs(self, form: str = "%i") -> list[str]:
+        """What squeue says of each job."""
+        return self.run("squeue", "-h", "-o", form).splitlines()
+
+    def hurry(self) -> None:
+        """Have what was queued again start now, and not in two minutes as Slurm wants it."""
+        for job in self.jobs():
+            self.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+
+    def start_controller(self) -> None:
+        self.run("slurmctld")
+
+    def stop(self, name: str) -> None:
+        """slurmctld, or a node (n1, n2, ...), by kill -9; what runs there runs on."""
+        _kill(self.home / f"{name}.pid")
+
+    def start_node(self, name: str) -> None:
+        self.run("slurmd", "-N", name)
+
+    def start_munge(self) -> None:
+        home = self.home
+        self.run(
+            "munged", "--force", f"--socket={home}/munge.socket", f"--key-file={home}/munge.key",
+            f"--pid-file={home}/munged.pid", f"--log-file={home}/munged.log", f"--seed-file={home}/munge.seed",
+        )  # fmt: skip
+
+
+@contextmanager
+def running_cluster(host: HostMachine) -> Iterator[Cluster]:
+    """Up, with all nodes idle; gone with all that its jobs have left."""
+    cluster = Cluster(host)
+    shutil.rmtree(cluster.home, ignore_errors=True)
+    (cluster.home / "state").mkdir(parents=True)
+    _write_configuration(cluster.home)
+    cluster.start_munge()
+    cluster.start_controller()
+    for number in range(NODES):
+        cluster.start_node(f"n{number + 1}")
+    end = time.monotonic() + DEADLINE
+    while cluster.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%T", check=False).split() != ["idle"] * NODES:
+        assert time.monotonic() < end, cluster.run("sinfo", check=False)
+        time.sleep(0.1)
+    try:
+        yield cluster
+    finally:
+        host.kill_everything()
+        host.start_sshd()
+
+
+def cluster_impossible() -> str:
+    """Why there can be no cluster here; empty where there can."""
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+    return f"a cluster needs {', '.join(missing)}: install slurmctld, slurmd, slurm-client, munge" if missing else ""
+
+
+def _write_configuration(home: Path) -> None:
+    (home / "munge.key").write_bytes(os.urandom(128))
+    (home / "munge.key").chmod(0o600)
+    host = socket.gethostname().partition(".")[0]
+    conf = CONF.format(host=host, home=home, nodes=NODES, last_port=16820 + NODES, gpus=GPUS)
+    (home / "slurm.conf").write_text(conf)
+    lines = []
+    for number in range(1, NODES + 1):
+        for gpu in range(GPUS):
+            os.mknod(home / f"n{number}-{gpu}", 0o600 | 0o020000, os.makedev(1, 3))
+        lines.append(f"NodeName=n{number} Name=gpu File={home}/n{number}-[0-{GPUS - 1}]")
+    (home / "gres.conf").write_text("\n".join(lines) + "\n")
+
+
+def _kill(pid_file: Path) -> None:
+    with suppress(OSError, ValueError):
+        os.kill(int(pid_file.read_text()), 9)
