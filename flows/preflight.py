@@ -98,7 +98,7 @@ def check_inputs(config: PipelineConfig, refresh: Sequence[str] = ()) -> Plan:
     checks.append(partial(check_tracking, config.tracking))
     checks.append(partial(check_hub, config.results))
     checks += [] if config.machine.kind == "local" else [partial(passed_variables, config.machine)]
-    checks += [partial(fitting_hosts, config.machine)] if config.machine.kind == "ssh" else []
+    checks += [partial(fitting_hosts, config.machine)] if config.machine.kind in ("ssh", "slurm") else []
     if (engine := config.evaluation.engine) is not None:
         checks.append(partial(_check_engine_machines, config, "evaluation.engine", engine, {}))
     taken: dict[str, int] = {}

@@ -67,6 +67,10 @@ def describe(problems: Sequence[str], where: str) -> str:
     return f"{heading}{len(problems)} problems" + "".join(f"\n  - {problem}" for problem in problems)
 
 
+class AskedToLeave(RolloutsError):
+    """Whoever gave the machine takes it back: a checkpoint is written, and the same job goes on from it elsewhere."""
+
+
 class OutsideVocabulary(BadInput):
     """A prompt holds token ids that the model does not know."""
 

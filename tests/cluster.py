@@ -69,9 +69,10 @@ class Cluster:
 
     def run(self, *command: str, check: bool = True) -> str:
         """What a command prints that is run on the login node."""
+        there = ["nsenter", f"--net=/run/netns/{self.host.namespace}", *command]
         done = subprocess.run(
-            ["nsenter", f"--net=/run/netns/{self.host.namespace}", *command], env=self.environment(), text=True, check=check,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
+            there, env=self.environment(), text=True, check=check, timeout=60, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )  # fmt: skip
         return done.stdout.strip()
 

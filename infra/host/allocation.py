@@ -45,6 +45,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LENGTH = struct.Struct(">I")
 CREDENTIALS = struct.Struct("3i")
 ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
+"""As `rollouts_core.stages.ranks` reads it."""
 
 
 @dataclass

@@ -67,12 +67,12 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
             slurm.cancel(found["slurm"])
             shutil.rmtree(directory, ignore_errors=True)
             return {"refused": f"it would wait for ever: {row.reason.strip('()')} ({found['asked']})"}
-        node = _read(directory / f"node-{ask['node']}.json")
-        if row is None or row.state not in LIVE or not node:
+        nodes = [_read(directory / f"node-{number}.json") for number in range(found["nodes"])]
+        if row is None or row.state not in LIVE or not all(nodes):
             return {"waiting": waits_for(found["slurm"], row, queue)}
         return {
-            "lease": found["lease"], "gpus": node["gpus"], "address": _read(directory / "node-0.json").get("address"),
-            "joined": not mine, "kept": None, "slurm": found["slurm"],
+            "lease": found["lease"], "gpus": nodes[ask["node"]]["gpus"], "address": nodes[ask["node"]]["address"],
+            "joined": not mine, "kept": None,
         }  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
         found.append({
             "lease": directory.name, "gpus": gpus, "who": told["who"], "since": told["since"], "running": running,
             "jobs": sorted({*told["jobs"], *running}), "holders": holders, "kept": None, "slurm": told["slurm"],
-            "asked": told["asked"], "state": row.state.lower() if row else "submitted",
+            "asked": told["asked"], "nodes": told["nodes"], "state": row.state.lower() if row else "submitted",
         })  # fmt: skip
     return found
 

@@ -8,17 +8,17 @@ seen, or finds that what was removed is gone and makes it again.
 """
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.host import gpu_leases
-from rollouts_core.store.locks import is_held
+from infra.host import allocations, gpu_leases, jobs
 
-BESIDE = ("serve-{}", "serve-{}-here", "{}-ranks")
-"""Jobs that stand beside that of an artifact."""
+BESIDE = re.compile(r"^serve-|-here$|-ranks-\d+$")
+"""What tells the jobs beside that of an artifact from it."""
 
 
 def note_run(work: Path, run: str, name: str, token: str, needs: Sequence[str]) -> None:
@@ -33,7 +33,9 @@ def note_run(work: Path, run: str, name: str, token: str, needs: Sequence[str]) 
 
 def noted_runs(work: Path) -> list[dict[str, Any]]:
     """`run`, `name`, `needs`, `at` (seconds since 1970) and `live` of each run, the latest first."""
-    holders = {token for lease in gpu_leases.living(work / "leases", _jobs(work)) for token in lease["holders"]}
+    leases = gpu_leases.living(work / "leases", _jobs(work))
+    leases += allocations.living(work / allocations.FOLDER, _jobs(work))
+    holders = {token for lease in leases for token in lease["holders"]}
     used = _used(work)
     found = []
     for path in (work / "runs").glob("*.json"):
@@ -77,12 +79,8 @@ def _unneeded(work: Path, kept: set[str]) -> list[tuple[str, Path]]:
     store = work / "store"
     found = [("artifact", path) for path in store.glob("artifacts/*") if path.name not in kept]
     found += [("work", path) for path in store.glob("work/*") if path.name.rpartition(".")[0] not in kept]
-    beside = {name.format(artifact) for artifact in kept for name in BESIDE}
-    found += [
-        ("job", path)
-        for path in store.glob("jobs/*")
-        if path.name not in kept | beside and not path.name.startswith("environment-")
-    ]
+    all_jobs = (path for path in store.glob("jobs/*") if not path.name.startswith("environment-"))
+    found += [("job", path) for path in all_jobs if _artifact("job", path.name) not in kept]
     used = _used(work)
     return [(kind, path) for kind, path in sorted(found) if _artifact(kind, path.name) not in used]
 
@@ -90,12 +88,12 @@ def _unneeded(work: Path, kept: set[str]) -> list[tuple[str, Path]]:
 def _artifact(kind: str, name: str) -> str:
     if kind == "work":
         return name.rpartition(".")[0]
-    return name.removeprefix("serve-").removesuffix("-here").removesuffix("-ranks") if kind == "job" else name
+    return BESIDE.sub("", name) if kind == "job" else name
 
 
 def _used(work: Path) -> str:
     """A text that names the artifacts which running jobs make or read."""
-    running = [path.parent for path in _jobs(work).glob("*/lock") if is_held(path)]
+    running = [_jobs(work) / name for name in jobs.running(_jobs(work))]
     specs = [(job / "spec.json").read_text() for job in running if (job / "spec.json").exists()]
     return " ".join([*specs, *(job.name for job in running)])
 

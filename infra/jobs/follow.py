@@ -23,6 +23,7 @@ def watching(machine: Machine, job: str, at: Offsets, patience: float) -> Iterat
     Raises `Unreachable` when its machine has not answered for `patience` seconds.
     """
     away: float | None = None
+    waits = ""
     while True:
         watched = machine.watch(job, at, LOOK_SECONDS)
         if watched.status.state != "unreachable":
@@ -30,6 +31,9 @@ def watching(machine: Machine, job: str, at: Offsets, patience: float) -> Iterat
                 yield LogLine(f"{machine.name} answers again after {time.monotonic() - away:.0f} s")
                 away = None
             at = Offsets(at.log + len(watched.log), at.metrics + len(watched.metrics))
+            if watched.status.state == "running" and watched.status.message != waits:
+                waits = watched.status.message
+                yield LogLine(f"waiting for {machine.name}: {waits}" if waits else f"{machine.name}: the job goes on")
             yield watched
             continue
         if away is None:

@@ -10,7 +10,7 @@ machines' own.
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from infra.errors import JobFailed
@@ -33,13 +33,12 @@ PORTS = range(20000, 32000)
 
 def meeting(first: SSHMachine, peers: Sequence[SSHMachine], processes: int) -> dict[str, object]:
     """The group as the first machine's job is told of it: `group_of` reads it there."""
-    host = first.remote.host
-    return asdict(Group(processes, 1 + len(peers), 0, host.for_machines, secrets.choice(PORTS)))
+    return asdict(Group(processes, 1 + len(peers), 0, first.address, secrets.choice(PORTS)))
 
 
-def ranks_of(job: str) -> str:
-    """The name of the jobs of ranks that belong to a job."""
-    return f"{job}-ranks"
+def ranks_of(job: str, node: int) -> str:
+    """The name of the job of ranks that belongs to a job; its machine is that of this number, counted from 0."""
+    return f"{job}-ranks-{node}"
 
 
 def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
@@ -47,7 +46,7 @@ def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
     return [
         replace(
             job,
-            name=ranks_of(job.name),
+            name=ranks_of(job.name, node),
             command=(peer.python, *job.command[1:]),
             spec={"stages": [], "device": job.spec["device"], "group": {**job.spec["group"], "node": node}},
         )
@@ -57,8 +56,8 @@ def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
 
 def watch_peers(peers: Sequence[SSHMachine], job: str) -> "PeerWatch":
     """From the beginning of what their current attempts have printed; `job` is the first machine's."""
-    ranks = ranks_of(job)
-    return PeerWatch(peers, ranks, {peer.name: peer.attempt(ranks) for peer in peers})
+    ranks = {peer.name: ranks_of(job, node) for node, peer in enumerate(peers, 1)}
+    return PeerWatch(peers, ranks, {peer.name: peer.attempt(ranks[peer.name]) for peer in peers})
 
 
 @dataclass
@@ -66,8 +65,8 @@ class PeerWatch:
     """Looks now and then how the ranks on the others are."""
 
     peers: Sequence[SSHMachine]
-    job: str
-    """That of the ranks."""
+    jobs: Mapping[str, str]
+    """Those of the ranks, by machine."""
     _seen: dict[str, Offsets]
     """How far what each has printed is read."""
     _lines: dict[str, Lines] = field(default_factory=dict)
@@ -99,7 +98,7 @@ class PeerWatch:
         at = self._seen[peer.name]
         lines, last = self._lines.setdefault(peer.name, Lines()), self._last.setdefault(peer.name, [])
         heard = self._heard.setdefault(peer.name, time.monotonic())
-        watched = peer.watch(self.job, at, 0.0)
+        watched = peer.watch(self.jobs[peer.name], at, 0.0)
         if watched.status.state == "unreachable":
             if time.monotonic() - heard > AWAY_SECONDS:
                 yield from _fail(watched.status.message, last)
@@ -115,7 +114,7 @@ class PeerWatch:
             yield from _fail(f"{peer.name}: {how}", last)
 
     def _status(self, peer: SSHMachine) -> JobStatus:
-        return peer.watch(self.job, self._seen[peer.name], 0.0).status
+        return peer.watch(self.jobs[peer.name], self._seen[peer.name], 0.0).status
 
 
 def _fail(what: str, last: Sequence[str]) -> Iterator[LogLine]:

@@ -98,6 +98,8 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
                 if job.name in session.watches:
                     yield from session.watches[job.name].blame()
                 raise _failure(stage, seen.status, cursor)
+            if running and seen.status.message:  # it waits for its turn
+                end = time.monotonic() + job.time_limit + LIMIT_MARGIN
             if time.monotonic() > end:
                 raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
             session.run.touch()
@@ -119,8 +121,8 @@ def _looked_after(job: str, session: MachineSession) -> Iterator[LogLine | Servi
 
 
 def _end_ranks(job: Job, session: MachineSession) -> None:
-    for peer in session.peers:
-        session.end(replace(job, name=ranks_of(job.name)), peer)
+    for node, peer in enumerate(session.peers, 1):
+        session.end(replace(job, name=ranks_of(job.name, node)), peer)
 
 
 def _started(stage: Stage, job: Job, todo: Sequence[Stage], session: MachineSession) -> Iterator[LogLine]:
@@ -130,8 +132,8 @@ def _started(stage: Stage, job: Job, todo: Sequence[Stage], session: MachineSess
         if job.name not in session.cursors:
             yield LogLine(f"waiting: another run has started the job {job.name}; this run follows it")
     else:
-        for peer in session.peers:
-            cancel_job(ranks_of(job.name), peer)
+        for node, peer in enumerate(session.peers, 1):
+            cancel_job(ranks_of(job.name, node), peer)
         yield from map(LogLine, machine.supply(todo))
     for asked in session.asked(job.name):
         if service := session.services.get(asked):
@@ -228,7 +230,7 @@ def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:
     if status.state == "absent":
         return JobFailed(f"stage {stage.name}: its job left no trace; its machine's disk may be full", lines, False)
     if status.state == "lost":
-        return JobFailed(f"stage {stage.name}: its job was killed", lines, mendable=True)
+        return JobFailed(f"stage {stage.name}: {status.message or 'its job was killed'}", lines, mendable=True)
     if status.reason == "stalled":
         return JobFailed(f"stage {stage.name}: its job hung for {STALL_LIMIT:.0f} s", lines, mendable=True)
     if status.reason != "exited":

@@ -54,7 +54,7 @@ class JobStatus:
     reason: str = ""
     """exited, cancelled, time limit, unattended or stalled."""
     message: str = ""
-    """The stage's own words on why it failed, or why the machine is unreachable."""
+    """The stage's own words on why it failed, why the machine is unreachable, or what a running job waits for."""
 
 
 @dataclass(frozen=True)

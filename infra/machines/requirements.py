@@ -59,6 +59,10 @@ def passed_variables(settings: MachineConfig) -> dict[str, str]:
 
 def _lacks(host: Host, settings: MachineConfig) -> list[str]:
     problems = []
+    if settings.kind == "slurm" and host.slurm is None:
+        problems.append("is no Slurm cluster: it has no `slurm` table")
+    if settings.kind == "ssh" and host.slurm is not None:
+        problems.append("is the login node of a Slurm cluster; say kind slurm")
     if host.gpus < wanted_gpus(settings, host.gpus):
         problems.append(f"has {host.gpus} GPUs, not {settings.gpus}")
     if settings.gpu_memory_gb > host.gpu_memory_gb:

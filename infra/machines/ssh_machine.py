@@ -307,7 +307,7 @@ class SSHMachine:
 
     def _beat(self) -> None:
         """From now on the host hears of this run."""
-        if self._heart.ident is None:
+        if self._heart.ident is None and not self._node:
             self._heart.start()
 
     def _beat_until_end(self) -> None:

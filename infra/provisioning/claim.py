@@ -44,7 +44,8 @@ def claim_all(
 
     Raises `MachineError` after `hours`.
     """
-    yield from until_free(partial(_try_all, machines, [*jobs, *map(ranks_of, jobs)], pools), hours)
+    ranks = [ranks_of(job, node) for job in jobs for node in range(1, len(machines))]
+    yield from until_free(partial(_try_all, machines, [*jobs, *ranks], pools), hours)
 
 
 def who(run: RunLog) -> str:

@@ -76,6 +76,7 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     peers = [reach.machine(reach.remote(name, find_host(name))) for name in settings.peers]
     chosen = yield from _chosen(candidates, reach, plan)
     machine = reach.machine(chosen.remote, provider)
+    peers += [reach.node(machine, number) for number in range(1, settings.nodes)]
     jobs = [job_name(chain) for chain in plan.chains]
     session = MachineSession(machine, store, settings, run, peers=tuple(peers), served=served_by(plan))
     if chosen.missing:
@@ -97,6 +98,7 @@ def reach_machine(name: str, store: Store) -> Iterator[Machine]:
     if name == LocalMachine.name:
         yield LocalMachine(store)
         return
+    name = name.partition("/")[0]  # behind it, the node of an allocation
     host = load_inventory().get(name) or (find_rented(name) if name.startswith(RENTED) else find_host(name))
     with closing(Remote(name, host, REACH_SECONDS)) as remote:
         yield SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")
@@ -134,6 +136,10 @@ class _Reach:
         self.run.endings.note(f"what is leased on {machine.name}", partial(release, machine, provider))
         self.run.endings.forget(f"the rented {machine.name}")
         return machine
+
+    def node(self, machine: SSHMachine, number: int) -> SSHMachine:
+        """A further node of the machine's allocation, which is given back as a whole."""
+        return SSHMachine(machine.remote, self.store, self.settings, who(self.run), machine.token, number)
 
     def leave(self, remote: Remote) -> None:
         remote.close()

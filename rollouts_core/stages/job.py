@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rollouts_core.errors import ArtifactDamaged, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
+from rollouts_core.errors import ArtifactDamaged, AskedToLeave, BadInput, EngineUnavailable, LeaseLost, StoreUnavailable
 from rollouts_core.inference.endpoints.served import announce
 from rollouts_core.metrics.loggers import JSONLLogger
 from rollouts_core.stages.exhausted import is_out_of_memory, message_of_a_rank, out_of_memory_message
@@ -96,7 +96,7 @@ def _make(directory: Path, spec: Mapping[str, Any], stages: Sequence[Stage], ran
     threading.Thread(target=_keep_pulse, args=(directory / "pulse", list(served.values())), daemon=True).start()
     store = open_store(Path(spec["store"]["home"]), spec["store"]["url"])
     followed = JSONLLogger(directory / "metrics.jsonl")
-    with open_session(directory.parent / f"serve-{directory.name}", ranks) as session:
+    with open_session(directory.parent / f"serve-{directory.name}", ranks, directory / "leave") as session:
         for stage in stages:
             if status := _attempt(stage, store, followed, spec["device"], session, directory):
                 return status
@@ -113,7 +113,7 @@ def _attempt(stage: Stage, store: Store, followed: JSONLLogger, device: str, ses
         return 0
     except (BadInput, ArtifactDamaged) as error:
         return _fail(directory, stage.name, EXIT_BAD_INPUT, str(error))
-    except (StoreUnavailable, LeaseLost, EngineUnavailable) as error:
+    except (StoreUnavailable, LeaseLost, EngineUnavailable, AskedToLeave) as error:
         return _fail(directory, stage.name, EXIT_TRY_AGAIN, str(error))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -20,6 +20,8 @@ from rollouts_core.stages.specs import DPOSpec, RLSpec, SFTSpec
 from rollouts_core.stages.stage import Stage, stage_from_data
 
 START_SECONDS = 300
+ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
+"""Where ranks meet, for jobs that are started again on other nodes than those they were sent to."""
 ENDED_BY = "was ended by"
 """Said of a rank that a signal ended, and of no other."""
 
@@ -46,7 +48,9 @@ class Group:
 
 def group_of(spec: Mapping[str, Any], stages: Sequence[Stage]) -> Group:
     """Of a job's spec, which names a group where there are several machines."""
-    return Group(**spec["group"]) if "group" in spec else Group(max(map(processes_of, stages)))
+    if "group" in spec:
+        return Group(**{**spec["group"], "address": os.environ.get(ADDRESS, spec["group"]["address"])})
+    return Group(max(map(processes_of, stages)))
 
 
 def words_of(directory: Path, rank: int) -> Path:

@@ -16,6 +16,7 @@ from rollouts_core.data.prompt_table import PromptTable
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of
 from rollouts_core.data.tokenizers import load_tokenizer
+from rollouts_core.errors import AskedToLeave
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.inference.registry import engine_for, shares_device
 from rollouts_core.metrics.health import Warnings
@@ -93,8 +94,11 @@ def run(work: Work) -> dict[str, float]:
             work.log.rollouts(told, step.step)
             if spec.training.rollouts.keep_batches:
                 keep_batch(work.scratch / "batches", step.step, step.samples)
-            if (step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop:
+            leaves = step.step < spec.stop and work.session.is_asked_to_leave()
+            if leaves or ((step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop):
                 checkpoints.begin(step.step, partial(save_rl, trainer.backend, trainer.rollouts))
+            if leaves:
+                raise AskedToLeave(f"asked to leave: a checkpoint of step {step.step} is kept")
             if (complete := checkpoints.completed()) is not None:
                 trainer.journal.forget(complete)
     if spec.backend.lora is not None:

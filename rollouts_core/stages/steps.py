@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rollouts_core.data.prompts import check_vocabulary
+from rollouts_core.errors import AskedToLeave
 from rollouts_core.stages.backends import stage_backend
 from rollouts_core.stages.specs import DPOSpec, SFTSpec
 from rollouts_core.stages.workspace import Work
@@ -37,7 +38,7 @@ def make_policy(
 ) -> Metrics:
     """Take the steps that lack, from the last checkpoint on; leave `policy/` and `metrics.jsonl`.
 
-    Gives the last step's metrics.
+    Gives the last step's metrics. Raises `AskedToLeave` behind a checkpoint.
     """
     start, training = 0, spec.training
     if found := last_checkpoint(work.scratch / "checkpoints"):
@@ -52,8 +53,11 @@ def make_policy(
             last = step.step == training.steps
             if step.step % training.log_every == 0 or last:
                 work.log.log(metrics, step.step)
-            if step.step % training.checkpoint_every == 0 and not last:
+            leaves = not last and work.session.is_asked_to_leave()
+            if leaves or (step.step % training.checkpoint_every == 0 and not last):
                 checkpoints.begin(step.step, backend.save)
+            if leaves:
+                raise AskedToLeave(f"asked to leave: a checkpoint of step {step.step} is kept")
     if spec.backend.lora is not None:
         backend.save_adapter(work.out / "adapter")
     save_policy(model, tokenizer, work.out / "policy", backend.get_weights().result())

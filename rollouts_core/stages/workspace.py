@@ -73,12 +73,17 @@ class Session:
     """The directory of the inference servers beside this process's job."""
     ranks: Any = None
     """The processes that train together, of which this is rank 0; None for one alone."""
+    leave: Path | None = None
+    """A file that appears when the job is to write a checkpoint and end: its machine is about to be taken back."""
+
+    def is_asked_to_leave(self) -> bool:
+        return self.leave is not None and self.leave.exists()
 
 
 @contextmanager
-def open_session(servers: Path | None = None, ranks: Any = None) -> Iterator[Session]:
+def open_session(servers: Path | None = None, ranks: Any = None, leave: Path | None = None) -> Iterator[Session]:
     with ExitStack() as closing:
-        yield Session({}, closing, servers, ranks)
+        yield Session({}, closing, servers, ranks, leave)
 
 
 @dataclass(frozen=True)

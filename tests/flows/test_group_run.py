@@ -61,7 +61,7 @@ def test_a_host_whose_ranks_die_is_named_and_the_run_goes_on(
     job = training_on(hosts[0])
     until(lambda: list((hosts[0].work / "store" / "work").glob("sft-*/checkpoints/step-*")), "a checkpoint")
     if what == "rank":
-        (rank,) = ranks_of(hosts[1].work / "store" / "jobs" / f"{job.name}-ranks").values()
+        (rank,) = ranks_of(hosts[1].work / "store" / "jobs" / f"{job.name}-ranks-1").values()
         os.kill(rank, signal.SIGKILL)
     else:
         hosts[1].reboot()

@@ -1,4 +1,4 @@
-"""Jobs on this machine, on a host over SSH and in a Slurm allocation, with real processes really killed: one contract."""
+"""Jobs here, on a host over SSH and in a Slurm allocation, with real processes really killed: one contract for all."""
 
 import json
 import os

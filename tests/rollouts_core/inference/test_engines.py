@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -63,7 +62,7 @@ def limits() -> ModelLimits:
     return ModelLimits(CONTEXT, VOCABULARY, shapes_of(weights_of(served_model())))
 
 
-def served_model(seed: int = 0) -> Any:
+def served_model(seed: int = 0, tied: bool = False) -> Any:
     """As small as all three can serve: vLLM's attention on the CPU needs heads of 32."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -74,6 +73,7 @@ def served_model(seed: int = 0) -> Any:
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
         initializer_range=0.2,
+        tie_word_embeddings=tied,
     )
     return tiny_model(seed, config)
 
@@ -411,21 +411,33 @@ def test_every_transport_gives_the_same_weights(transport: str, sglang_server: R
 
 
 @pytest.mark.vllm
-def test_vllm_without_weights_computes_with_those_it_is_given(
-    model_directory: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """As on other machines, which have the policy's files but for its weights."""
-    empty = tmp_path / "empty"
-    shutil.copytree(model_directory, empty, ignore=shutil.ignore_patterns("*.safetensors"))
-    config, model = EngineConfig(kind="vllm"), ServedModel(str(empty), "float32", CONTEXT, has_weights=False)
-    with running_servers(tmp_path_factory.mktemp("vllm"), config, model) as servers:
-        fleet = SupervisedServers(servers.directory)
-        files = DiskTransport(tmp_path)
-        served = Served("vllm", lambda: VLLMEngine(fleet, limits(), "policy", files, begin_empty=True))
-        for version in (1, 2):
-            completion = served.run(lambda engine: engine.generate(request_of(max_new_tokens=16)), version)
-            expected = log_probs_by(served_model(), PROMPT, completion.tokens, 0.0)
-            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
+@pytest.mark.parametrize("begin_empty", [False, True])
+def test_vllm_computes_tied_layers_with_each_version(tmp_path: Path, begin_empty: bool) -> None:
+    """Its output layer is its embedding. `begin_empty`: as on other machines, which have all files but the weights."""
+    served_model(9, tied=True).save_pretrained(tmp_path / "model")
+    character_tokenizer().save_pretrained(tmp_path / "model")
+    if begin_empty:
+        (tmp_path / "model" / "model.safetensors").unlink()
+    started = ServedModel(str(tmp_path / "model"), "float32", CONTEXT, has_weights=not begin_empty)
+    models = [served_model(seed, tied=True) for seed in range(3)]
+    shapes = ModelLimits(CONTEXT, VOCABULARY, shapes_of(weights_of(models[0])))
+
+    async def answers(fleet: SupervisedServers) -> list[Completion]:
+        engine = VLLMEngine(fleet, shapes, "policy", DiskTransport(tmp_path), begin_empty=begin_empty)
+        found = []
+        try:
+            for version, model in enumerate(models):
+                await engine.update_weights(weights_of(model), version)
+                found.append(await engine.generate(request_of(max_new_tokens=16)))
+        finally:
+            await engine.aclose()
+        return found
+
+    with running_servers(tmp_path / "servers", EngineConfig(kind="vllm"), started) as servers:
+        found = anyio.run(answers, SupervisedServers(servers.directory))
+    for model, completion in zip(models, found, strict=True):
+        expected = log_probs_by(model, PROMPT, completion.tokens, 0.0)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("served", [SGLANG, VLLM], indirect=True)
