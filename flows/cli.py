@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from flows import housekeeping, machines
 from flows.preflight import checked, outputs_of, place_store, store_named, store_of
 from flows.temporary_server import TemporaryServer, start_if_wanted
+from infra.inventory import load_inventory
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.loading import load_config
 from rollouts_core.errors import BadInput, RolloutsError
@@ -385,7 +386,9 @@ def _add_machines(commands: Any, shared: argparse.ArgumentParser) -> None:
 def _config(options: argparse.Namespace) -> PipelineConfig:
     changes = list(options.set)
     if options.machine:
-        changes += ["machine.kind=ssh", f"machine.name={options.machine}"]
+        host = load_inventory().get(options.machine)
+        kind = "slurm" if host and host.slurm else "ssh"
+        changes += [f"machine.kind={kind}", f"machine.name={options.machine}"]
     return place_store(load_config(options.config, changes), options.config, options.store)
 
 

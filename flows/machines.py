@@ -11,6 +11,7 @@ from typing import Any
 from flows.housekeeping import checked_keep_last, print_removals
 from flows.preflight import store_named
 from infra.inventory import add_host, find_host, inventory_file, load_inventory
+from rollouts_core.errors import BadInput
 
 REACH_SECONDS = 20.0
 MARKS = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
@@ -73,7 +74,11 @@ def check_command(options: argparse.Namespace) -> int:
 
 def add_command(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in FIELDS}
-    path = add_host(options.name, {name: value for name, value in given.items() if value not in (None, [])})
+    values = {name: value for name, value in given.items() if value not in (None, [])}
+    nested = {name: value for name in SLURM if (value := getattr(options, name)) not in (None, [], False)}
+    if nested and not options.slurm:
+        raise BadInput([f"--{name.replace('_', '-')} needs --slurm" for name in nested])
+    path = add_host(options.name, values | ({"slurm": nested} if options.slurm else {}))
     if options.json:
         print(json.dumps({"name": options.name, "file": str(path)}))
     else:
@@ -110,7 +115,28 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+SLURM: dict[str, dict[str, Any]] = {
+    "partition": {},
+    "account": {"help": "who pays"},
+    "qos": {},
+    "reservation": {},
+    "constraint": {"help": "features that nodes must have"},
+    "gpu_type": {"help": "as Slurm calls it: h100"},
+    "cpus": {"type": int, "help": "processors on each node"},
+    "memory_gb": {"type": float, "help": "memory on each node"},
+    "exclusive": {"action": "store_true", "help": "share no node with others"},
+    "hours": {"type": float, "help": "of one allocation"},
+    "signal_seconds": {"type": int, "help": "so long before the end, jobs leave behind a checkpoint"},
+    "modules": {"action": "append", "metavar": "MODULE", "help": "what `module load` loads first"},
+    "options": {"action": "append", "metavar": "OPTION", "help": "a further option of sbatch, as --options=--nice=100"},
+}
+
+
 def add_fields(parser: argparse.ArgumentParser) -> None:
     """The fields of a machine as options."""
     for name, settings in FIELDS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **settings)
+    parser.add_argument("--slurm", action="store_true", help="it is the login node of a Slurm cluster")
+    cluster = parser.add_argument_group("with --slurm")
+    for name, settings in SLURM.items():
+        cluster.add_argument(f"--{name.replace('_', '-')}", dest=name, **settings)

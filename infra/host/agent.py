@@ -45,6 +45,7 @@ from infra.host import (
     admission,
     allocation,
     allocations,
+    cluster,
     collect,
     environment,
     gpu_leases,
@@ -54,7 +55,7 @@ from infra.host import (
     runner,
     servers,
     trees,
-)  # fmt: skip
+)
 from infra.host.checksums import checksums
 from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
@@ -330,6 +331,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "collect": collect.collect,
     "leave_behind": leave_behind,
     "lives": lives,
+    "cluster": cluster.cluster,
     "checksums": lambda work, job: checksums(work / "store" / "jobs", _name(job)),
     "place": lambda work, job: keeping.place(work / "store" / "jobs", _name(job)),
     "keep": lambda work, job, **told: keeping.keep(work / "store" / "jobs", _name(job), **told),

@@ -67,7 +67,7 @@ class Queue:
 
 def submit(script: str, options: Sequence[str]) -> str:
     """The number of the new job. Raises `Refused` or `Away`."""
-    return _asked(["sbatch", "--parsable", *options], script).strip().partition(";")[0]
+    return asked(["sbatch", "--parsable", *options], script).strip().partition(";")[0]
 
 
 def look(root: Path) -> Queue:
@@ -94,7 +94,7 @@ def place_in_line(number: str, partition: str) -> tuple[int, int]:
     """Which of the waiting jobs of its partition a job is, counted from 1, and how many they are; 0 of 0 where Slurm
     does not say."""
     try:
-        waiting = _asked(["squeue", "-h", "-t", "PENDING", "-p", partition, "--sort=-p,i", "-o", "%i"]).split()
+        waiting = asked(["squeue", "-h", "-t", "PENDING", "-p", partition, "--sort=-p,i", "-o", "%i"]).split()
     except (Away, Refused):
         return 0, 0
     return (waiting.index(number) + 1, len(waiting)) if number in waiting else (0, 0)
@@ -103,7 +103,7 @@ def place_in_line(number: str, partition: str) -> tuple[int, int]:
 def how_it_ended(number: str) -> tuple[str, str]:
     """State and reason, as Slurm names them; empty where it has forgotten the job. Raises `Away`."""
     try:
-        found = ENDED.search(_asked(["scontrol", "-o", "show", "job", number]))
+        found = ENDED.search(asked(["scontrol", "-o", "show", "job", number]))
     except Refused:
         found = None
     return (found[1], found[2]) if found else ("", "")
@@ -112,14 +112,14 @@ def how_it_ended(number: str) -> tuple[str, str]:
 def cancel(number: str) -> None:
     """Raises `Away`; a job that has ended is left alone."""
     try:
-        _asked(["scancel", number])
+        asked(["scancel", number])
     except Refused:
         return
 
 
 def requeue(number: str) -> None:
     """Have the job end and wait for its turn again. Raises `Refused` or `Away`."""
-    _asked(["scontrol", "requeue", number])
+    asked(["scontrol", "requeue", number])
 
 
 def longest(partition: str | None) -> int | None:
@@ -127,7 +127,7 @@ def longest(partition: str | None) -> int | None:
 
     Raises `Away`; `Refused` where there is no such partition.
     """
-    rows = _asked(["sinfo", "-h", *(["-p", partition] if partition else []), "-o", "%P|%l"]).splitlines()
+    rows = asked(["sinfo", "-h", *(["-p", partition] if partition else []), "-o", "%P|%l"]).splitlines()
     rows = [row for row in rows if partition or "*" in row.partition("|")[0]]
     if partition and not rows:
         raise Refused(f"there is no partition {partition!r}")
@@ -147,14 +147,14 @@ def minutes(limit: str) -> int | None:
 
 def _look(known: Queue) -> Queue:
     try:
-        lines = _asked(["squeue", "-h", "--me", "-o", FORMAT]).splitlines()
+        lines = asked(["squeue", "-h", "--me", "-o", FORMAT]).splitlines()
     except (Away, Refused) as error:
         return Queue(known.rows, str(error))
     rows = [line.split("|") for line in lines]
     return Queue({row[0]: Row(*row[1:]) for row in rows if len(row) == len(FORMAT.split("|"))})
 
 
-def _asked(command: list[str], given: str | None = None) -> str:
+def asked(command: list[str], given: str | None = None) -> str:
     try:
         done: Any = subprocess.run(command, input=given, capture_output=True, text=True, timeout=DEADLINE)
     except FileNotFoundError:

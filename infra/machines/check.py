@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from infra.connection.remote import Remote
 from infra.errors import MachineError
 from infra.host import gpu_leases
 from infra.inventory import Host
+from infra.machines.check_slurm import check_cluster
+from infra.machines.finding import Finding
 from rollouts_core.errors import BadInput
 
 MIN_FREE_BYTES = 2**30
@@ -21,16 +22,6 @@ STRANGERS_MIB = 1024
 MIB_PER_GB = 1000**3 / 2**20
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    state: Literal["ok", "warning", "failed"]
-    found: str
-    advice: str = ""
-
-
 def check_machine(name: str, host: Host) -> Iterator[Finding]:
     """Everything a run needs of a machine, one finding after another; it ends early where nothing more can be seen."""
     remote = Remote(name, host, CHECK_PATIENCE)
@@ -38,6 +29,7 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
         facts = remote.open().call("facts")
         clock = clock_finding(facts)  # at once: the look at the logout takes seconds
         busy, use = remote.call("busy"), remote.call("gpu_use")
+        cluster = list(check_cluster(remote, host.slurm)) if host.slurm else []
         logout = _logout_finding(remote)
     except BadInput as error:
         yield Finding("connection", "failed", f"{host.host}:{host.port}", str(error))
@@ -53,9 +45,12 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
         "python", "ok", f"{facts['python']} ({facts['interpreter']}), {'uv' if facts['uv'] else 'pip'} builds"
     )
     yield disk_finding(facts)
-    yield _gpu_finding(host, facts)
+    if host.slurm is None:
+        yield _gpu_finding(host, facts)
     if use:
         yield gpu_use_finding(use, busy["leases"])
+    if cluster:
+        yield from cluster
     yield clock
     yield logout
     running = ", ".join(busy["jobs"]) or "none"

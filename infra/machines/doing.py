@@ -33,6 +33,9 @@ class Doing:
         said = [f"drained by {self.drained_by}: nothing is leased there any more"] if self.drained_by else []
         for lease in self.leases:
             gpus = f"GPU {','.join(map(str, lease['gpus']))}" if lease["gpus"] else "no GPU"
+            if number := lease.get("slurm"):
+                nodes = f"{lease['nodes']} nodes, " if lease["nodes"] > 1 else ""
+                gpus = f"Slurm job {number} ({lease['state']}, {nodes}{gpus})"
             since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(lease["since"]))
             running = _running(lease["running"], self.servers)
             if (kept := lease["kept"]) and not lease["holders"]:

@@ -30,6 +30,8 @@ def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[s
     settings = MachineConfig(kind="ssh", gpus=asked.gpus, gpu_memory_gb=asked.gpu_memory_gb, labels=asked.labels)
     lacks = {name: _lacks(host, settings) for name, host in hosts.items()}
     for name, host in hosts.items():
+        if host.slurm:
+            lacks[name] = ["is a Slurm cluster: there, servers run beside the trainer alone"]
         if host.jump and host.address is None:
             lacks[name].append(f"is reached through {host.jump}; say in `address` how the trainer's machine reaches it")
     for name in asked.names:

@@ -19,21 +19,25 @@ def submission(remote: Remote, slurm: Slurm, settings: MachineConfig) -> dict[st
         "minutes": max(1, math.ceil(60 * hours)),
         "signal": slurm.signal_seconds,
         "modules": slurm.modules,
-        "options": _options(slurm, wanted_gpus(settings, remote.host.gpus)),
+        "options": [*_resources(slurm, wanted_gpus(settings, remote.host.gpus)), *chosen_options(slurm)],
     }
 
 
-def _options(slurm: Slurm, gpus: int) -> list[str]:
-    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+def chosen_options(slurm: Slurm) -> list[str]:
+    """Who pays, and where jobs may run: what any job of this user needs."""
     values = {
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
         "reservation": slurm.reservation,
         "constraint": slurm.constraint,
-        "gres": f"gpu:{kind}{gpus}" if gpus else None,
-        "cpus-per-task": slurm.cpus,
-        "mem": None if slurm.memory_gb is None else f"{math.ceil(1024 * slurm.memory_gb)}M",
     }
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+
+def _resources(slurm: Slurm, gpus: int) -> list[str]:
+    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+    memory = None if slurm.memory_gb is None else f"{math.ceil(1024 * slurm.memory_gb)}M"
+    values = {"gres": f"gpu:{kind}{gpus}" if gpus else None, "cpus-per-task": slurm.cpus, "mem": memory}
     given = [f"--{name}={value}" for name, value in values.items() if value is not None]
     return [*given, *(["--exclusive"] if slurm.exclusive else []), *slurm.options]

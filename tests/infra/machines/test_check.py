@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from infra.inventory import find_host
-from infra.machines.check import Finding, check_machine, gpu_use_finding
+from infra.machines.check import check_machine, gpu_use_finding
+from infra.machines.finding import Finding
 from tests.hosts import HostMachine
 
 Hosts = tuple[HostMachine, HostMachine]

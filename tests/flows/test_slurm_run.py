@@ -1,0 +1,197 @@
+"""Whole runs on a real Slurm cluster: the same as here, whatever Slurm does to them."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.conftest import Done, until
+from tests.flows.test_remote_run import DEADLINE, SECRET, made, start, variables
+
+Rollouts = Callable[..., Done]
+Start = Callable[..., "subprocess.Popen[str]"]
+__all__ = ["start", "variables"]
+LONG_SFT = {"steps": 2000, "checkpoint_every": 50}
+ON_CLUSTER = {"kind": "slurm", "name": "cluster", "gpus": 1, "device": "cpu", "environment": ["OMP_NUM_THREADS"]}
+"""The GPUs are device files: jobs get them and compute on the CPU."""
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """The store of an undisturbed run on this machine."""
+    return tmp_path / "here"
+
+
+def store_of(cluster: Cluster) -> Path:
+    return cluster.host.work / "store"
+
+
+def checkpoint(cluster: Cluster, kind: str = "sft") -> Path:
+    found: Path = until(
+        lambda: next((store_of(cluster) / "work").glob(f"{kind}-*/checkpoints/step-*"), None), "a checkpoint"
+    )
+    return found
+
+
+def finished(run: "subprocess.Popen[str]", cluster: Cluster) -> str:
+    """What a run has printed that went well, its allocations started without Slurm's usual two minutes."""
+    end = time.monotonic() + DEADLINE
+    while run.poll() is None and time.monotonic() < end:
+        cluster.hurry()
+        time.sleep(1.0)
+    output, _ = run.communicate(timeout=5.0)
+    assert run.returncode == 0, output
+    return output
+
+
+@pytest.mark.slow
+def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    alone: Path,
+    tmp_path: Path,
+    variables: dict[str, str],
+) -> None:
+    config = config_file(sft={"steps": 40}, results={"artifacts": ["rl"]})
+    assert rollouts("run", config, "--store", alone, OMP_NUM_THREADS="1", **variables).status == 0
+    config = config_file(
+        sft={"steps": 40},
+        machine={**ON_CLUSTER, "environment": ["SOME_TOKEN", "OMP_NUM_THREADS"]},
+        results={"artifacts": ["rl"]},
+    )
+    there = rollouts("run", config, "--json", **variables)
+    assert there.status == 0, there.err
+    assert made(alone, "sft", "rl", "evaluate") == made(store_of(cluster), "sft", "rl", "evaluate")
+    for place in (cluster.host.work, tmp_path / ".rollouts", tmp_path / "outputs", cluster.home):
+        assert not [path for path in place.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert SECRET not in there.out + there.err
+    until(lambda: not cluster.jobs(), "nothing is left in the queue", 60.0)
+    again = rollouts("run", config, "--json", **variables).json()
+    assert {stage["state"] for stage in again["stages"] if stage["name"].startswith(("sft", "rl"))} == {"Cached"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["preempted", "requeued", "node lost", "controller restarted", "munge down"])
+def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
+    rollouts: Rollouts,
+    start: Start,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    alone: Path,
+    variables: dict[str, str],
+    fault: str,
+) -> None:
+    here: dict[str, Any] = {"environment": ["OMP_NUM_THREADS"]}
+    assert rollouts("run", config_file(sft=LONG_SFT, machine=here), "--store", alone, **variables).status == 0
+    run = start("run", config_file(sft=LONG_SFT, machine=ON_CLUSTER), "--json")
+    checkpoint(cluster)
+    (job,) = cluster.jobs()
+    if fault == "preempted":
+        cluster.run("sbatch", "-p", "urgent", "-N", "3", "--gres=gpu:2", "-o", "/dev/null", "--wrap", "sleep 8")
+    elif fault == "requeued":
+        cluster.run("scontrol", "requeue", job)
+    elif fault == "node lost":
+        (node,) = cluster.jobs("%N")
+        cluster.stop(node)
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    elif fault == "controller restarted":
+        cluster.stop("slurmctld")
+        time.sleep(8.0)
+        cluster.start_controller()
+    else:
+        cluster.stop("munged")
+        time.sleep(8.0)
+        cluster.start_munge()
+    output = finished(run, cluster)
+    assert ("resuming after step" in output) == (fault in ("preempted", "requeued", "node lost"))
+    assert "waiting for cluster: Slurm" in output
+    assert made(alone, "sft", "rl", "evaluate") == made(store_of(cluster), "sft", "rl", "evaluate")
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_longer_than_an_allocation_is_finished_by_several(
+    rollouts: Rollouts,
+    start: Start,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    alone: Path,
+    tmp_path: Path,
+    variables: dict[str, str],
+) -> None:
+    """Allocations of one minute, of which jobs leave the last twenty seconds, behind a checkpoint."""
+    sft = {"steps": 40000, "checkpoint_every": 100000}
+    inventory = tmp_path / "machines.toml"
+    inventory.write_text(inventory.read_text().replace('partition = "gpu"', 'partition = "short"'))
+    run = start("run", config_file(sft=sft, rl=None, data={"heldout": None}, machine=ON_CLUSTER), "--json")
+    output = finished(run, cluster)
+    assert "is queued again" in output
+    assert "resuming after step" in output
+
+
+@pytest.mark.slow
+def test_the_orchestrator_is_killed_and_the_same_command_finds_the_allocation(
+    rollouts: Rollouts,
+    start: Start,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    variables: dict[str, str],
+) -> None:
+    config = config_file(sft={"steps": 3000}, rl=None, data={"heldout": None}, machine=ON_CLUSTER)
+    first = start("run", config)
+    job = checkpoint(cluster).parents[1]
+    first.kill()
+    first.communicate()
+    before = cluster.jobs()
+    second = start("run", config, "--json")
+    output = finished(second, cluster)
+    assert "its lease is joined" in output
+    assert output.count("making sft-") == 1
+    directory = store_of(cluster) / "jobs" / job.name.rpartition(".")[0]
+    assert json.loads((directory / "attempt.json").read_text())["number"] == 1
+    assert len(before) == 1
+
+
+def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
+    rollouts: Rollouts,
+    start: Start,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    variables: dict[str, str],
+) -> None:
+    cluster.run("sbatch", "-N", "3", "--gres=gpu:2", "-o", "/dev/null", "-J", "others", "--wrap", "sleep 600")
+    config = config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None}, machine=ON_CLUSTER)
+    run = start("run", config)
+    ours = until(lambda: [job for job in cluster.jobs("%i %j %T") if "rollouts-" in job], "our job in the queue")
+    assert "PENDING" in ours[0]
+    run.terminate()
+    output, _ = run.communicate(timeout=DEADLINE)
+    assert "1 of 1 in the queue of gpu" in output
+    until(lambda: cluster.jobs("%j") == ["others"], "it leaves the queue", 30.0)
+    cluster.run("scancel", "--name=others")
+    run = start("run", config)
+    checkpoint(cluster)
+    (live, _) = rollouts("runs", "--json", **variables).json()
+    assert rollouts("cancel", live["run_id"], **variables).status == 0
+    run.communicate(timeout=DEADLINE)
+    until(lambda: not cluster.jobs(), "it leaves the cluster", 30.0)
+
+
+def test_what_slurm_refuses_is_told_at_once_in_its_words(
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    tmp_path: Path,
+    variables: dict[str, str],
+) -> None:
+    inventory = tmp_path / "machines.toml"
+    inventory.write_text(inventory.read_text().replace('partition = "gpu"', 'partition = "nowhere"'))
+    done = rollouts("run", config_file(machine=ON_CLUSTER), **variables)
+    assert done.status != 0
+    assert "cluster: Slurm refuses the job: there is no partition 'nowhere'" in done.err
+    assert not cluster.jobs()
