@@ -211,7 +211,7 @@ def _make(host: HostMachine, bridge: str) -> None:
         f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {keys}\n"
         f"PidFile {host.directory}/sshd.pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
         f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\n"
-        f"SetEnv HOME={host.directory} SLURM_CONF={host.directory}/slurm/slurm.conf\n"
+        f"SetEnv HOME={host.directory} SLURM_CONF={host.directory}/slurm/slurm.conf OMP_NUM_THREADS=1\n"
     )
     _ip("netns", "add", host.namespace)
     link = f"v-{host.namespace}"
