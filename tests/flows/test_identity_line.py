@@ -89,7 +89,8 @@ CHANGES: dict[str, Any] = {
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
     "MachineConfig.labels": ["h100"], "MachineConfig.accelerator": "H100", "MachineConfig.environment": ["HF_TOKEN"],
-    "MachineConfig.wait_hours": 5.0, "MachineConfig.peers": ["gpu2"], "MachineConfig.unreachable_limit_hours": 5.0,
+    "MachineConfig.wait_hours": 5.0, "MachineConfig.peers": ["gpu2"], "MachineConfig.nodes": 2,
+    "MachineConfig.unreachable_limit_hours": 5.0,
     "ResultsConfig.policy": False, "ResultsConfig.hub": "me/mine", "ResultsConfig.artifacts": ["rl"],
     "TrackingConfig.tensorboard": True, "TrackingConfig.wandb": "a-project", "TrackingConfig.wandb_mode": "online",
     **{f"{part}.layout": "math" for part in SOURCES}, **{f"{part}.annotations": False for part in SOURCES},
@@ -114,6 +115,7 @@ COPIED = (
 CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment", "EvaluationConfig.during_rl", "EnvironmentConfig.name")
 """Operational, but they say which stages there are, or name what is in keys by its content."""
 EMBEDDED_ONLY = "EngineConfig.cache_gib"
+CLUSTERS_ONLY = "MachineConfig.nodes"
 ELSEWHERE_ONLY = "EngineConfig.min_replicas"
 RENTED_ONLY = ("EngineMachines.rented", "EngineMachines.accelerator")
 OF_MIXTURES = ("ParallelConfig.expert", "BackendConfig.balance_experts", "EngineConfig.replay_experts")
@@ -236,6 +238,8 @@ def test_a_field_changes_keys_exactly_when_its_type_says_so(
         data["engine"] = {"kind": "embedded"}
     if name == ELSEWHERE_ONLY:
         data["engine"] |= {"replicas": 2, "machines": {"names": ["gpu1"]}}
+    if name == CLUSTERS_ONLY:
+        data["machine"] = {"kind": "slurm", "name": "cluster"}
     if name in RENTED_ONLY:
         data["engine"]["machines"] = {"rented": 1, "accelerator": "A100"}
     before = keys(data)

@@ -51,6 +51,7 @@ OPERATIONAL = {
         "kind",
         "name",
         "peers",
+        "nodes",
         "gpus",
         "gpu_memory_gb",
         "labels",
