@@ -95,6 +95,17 @@ class Cluster:
         """slurmctld, or a node (n1, n2, ...), by kill -9; what runs there runs on."""
         _kill(self.home / f"{name}.pid")
 
+    def lose_node(self, name: str) -> None:
+        """It is gone with all that runs there, and Slurm has noticed."""
+        self.stop(name)
+        mark = f"SLURMD_NODENAME={name}\0".encode()
+        for pid in self.host.processes():
+            with suppress(OSError):
+                stepd = f"slurmstepd-{name}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+                if stepd or mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, 9)
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
+
     def start_node(self, name: str) -> None:
         self.run("slurmd", "-N", name)
 

@@ -19,6 +19,7 @@ limit, after a node's failure), the job counts as running, and its status says w
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -35,6 +36,8 @@ FOLDER = "allocations"
 NAME = "rollouts-"
 """How the Slurm jobs' names begin."""
 STEP_SECONDS = 28.0
+GONE = re.compile("invalid job id|completing or completed|revoked|expired|not running", re.IGNORECASE)
+"""Said of a step whose allocation ends."""
 LIVE = ("RUNNING", "SUSPENDED")
 SLOW_STATES = {"CONFIGURING": "its nodes are made ready", "SUSPENDED": "it is suspended", "COMPLETING": "it is ending"}
 
@@ -110,7 +113,7 @@ def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
 
 
 def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Have the agent of a node start a job: its answer; None when the allocation has ended.
+    """Have the agent of a node start a job: its answer; None when the allocation has ended, or Slurm does not answer.
 
     The request goes over the standard input of a step of the allocation, so that no variable in it is written down.
     """
@@ -119,7 +122,7 @@ def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict
     row = slurm.look(root).rows.get(found.get("slurm", ""))
     if not told or row is None or row.state not in LIVE:
         return None
-    step = ["srun", f"--jobid={found['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--export=ALL",
+    step = ["srun", f"--jobid={found['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mem=0",
             f"--nodelist={told['node']}", *told["agent"], "begin", str(directory), str(node)]  # fmt: skip
     try:
         done = subprocess.run(step, input=json.dumps(request), capture_output=True, text=True, timeout=STEP_SECONDS)
@@ -128,7 +131,9 @@ def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict
         return {"error": f"a step on {told['node']} did not start within {STEP_SECONDS:.0f} s"}
     except ValueError:
         slurm.forget(root)
-        return {"error": f"a step on {told['node']} failed: {done.stderr.strip() or done.stdout.strip()}"}
+        said = done.stderr.strip() or done.stdout.strip()
+        lapsed = GONE.search(said) or slurm.AWAY.search(said)
+        return None if lapsed else {"error": f"a step on {told['node']} failed: {said}"}
     return answer
 
 

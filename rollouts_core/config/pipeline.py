@@ -98,7 +98,7 @@ def _served_problems(config: PipelineConfig) -> list[str]:
 
 
 def _placement_problems(config: PipelineConfig) -> list[str]:
-    machine, machines = config.machine, 1 + len(config.machine.peers)
+    machine, machines = config.machine, config.machine.nodes + len(config.machine.peers)
     processes, left = divmod(config.backend.processes, machines)
     if left or not processes:
         return [f"backend.processes: {config.backend.processes} ranks are not the same number on {machines} machines"]

@@ -239,7 +239,7 @@ def test_a_field_changes_keys_exactly_when_its_type_says_so(
     if name == ELSEWHERE_ONLY:
         data["engine"] |= {"replicas": 2, "machines": {"names": ["gpu1"]}}
     if name == CLUSTERS_ONLY:
-        data["machine"] = {"kind": "slurm", "name": "cluster"}
+        data["machine"] |= {"kind": "slurm", "name": "cluster"}
     if name in RENTED_ONLY:
         data["engine"]["machines"] = {"rented": 1, "accelerator": "A100"}
     before = keys(data)

@@ -16,6 +16,7 @@ from rollouts_core.config import MachineConfig
 from rollouts_core.config.loading import from_data
 from rollouts_core.errors import BadInput
 from rollouts_core.store.local import LocalStore
+from tests.cluster import Cluster
 from tests.conftest import Done
 from tests.hosts import HostMachine, write_inventory
 
@@ -38,9 +39,15 @@ def test_add_then_ls(rollouts: Rollouts, machines_file: Path) -> None:
     assert "has a machine 'gpu1' already" in again.err
     wrong = rollouts("machines", "add", "gpu2", "--host", "x", "--port", "99999", "--jump", "gpu9", **variables)
     assert "port" in wrong.err
+    slurm = ("machines", "add", "cluster", "--slurm", "--host", "login", "--partition", "gpu", "--options=--nice=9")
+    assert rollouts(*slurm, **variables).status == 0
+    lone = rollouts("machines", "add", "gpu3", "--host", "x", "--partition", "gpu", **variables)
+    assert "--partition needs --slurm" in lone.err
     listed = rollouts("machines", "ls", "--json", **variables).json()
     assert listed["gpu1"]["gpus"] == 8
-    assert [*listed] == ["gpu1"]
+    assert listed["cluster"]["slurm"]["partition"] == "gpu"
+    assert listed["cluster"]["slurm"]["options"] == ["--nice=9"]
+    assert [*listed] == ["gpu1", "cluster"]
 
 
 def test_every_problem_of_the_file_is_listed(rollouts: Rollouts, machines_file: Path) -> None:
@@ -63,6 +70,30 @@ def test_check_of_a_host(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> No
     done = rollouts("machines", "check", "host-a", **variables)
     assert done.status == 1
     assert "FAILED" in done.out
+
+
+def test_check_and_ls_of_a_cluster(rollouts: Rollouts, cluster: Cluster, tmp_path: Path) -> None:
+    variables = {"ROLLOUTS_MACHINES": str(tmp_path / "machines.toml")}
+    done = rollouts("machines", "check", "cluster", "--json", **variables)
+    found = {finding["what"]: finding for finding in done.json()}
+    assert done.status == 0, done.out
+    assert found["partition"]["found"] == "gpu: 3 nodes with gpu:2, at most infinite a job"
+    assert found["node"]["state"] == found["shared"]["state"] == "ok"
+    machine = SSHMachine(
+        Remote("cluster", find_host("cluster"), 20.0).open(), LocalStore(tmp_path / "store"),
+        MachineConfig(kind="slurm", name="cluster"), "somebody's run",
+    )  # fmt: skip
+    list(machine.claim([]))
+    (line,) = rollouts("machines", "ls", **variables).out.splitlines()[1:]
+    assert line.strip().startswith("Slurm job 2 (running, GPU 0): somebody's run since ")
+    machine.release()
+    (tmp_path / "machines.toml").write_text(
+        (tmp_path / "machines.toml").read_text().replace('partition = "gpu"', 'partition = "nowhere"')
+    )
+    done = rollouts("machines", "check", "cluster", **variables)
+    assert done.status == 1
+    assert "there is no partition 'nowhere'" in done.out
+    assert "set slurm.partition to one of gpu, short, urgent" in done.out
 
 
 def test_what_machines_do_and_that_one_is_drained(rollouts: Rollouts, hosts: Hosts, tmp_path: Path) -> None:

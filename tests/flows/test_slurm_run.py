@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollouts_core.metrics.loggers import read_jsonl
 from tests.cluster import Cluster
 from tests.conftest import Done, until
 from tests.flows.test_remote_run import DEADLINE, SECRET, made, start, variables
@@ -96,8 +97,7 @@ def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
         cluster.run("scontrol", "requeue", job)
     elif fault == "node lost":
         (node,) = cluster.jobs("%N")
-        cluster.stop(node)
-        cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        cluster.lose_node(node)
     elif fault == "controller restarted":
         cluster.stop("slurmctld")
         time.sleep(8.0)
@@ -123,13 +123,45 @@ def test_a_stage_that_is_longer_than_an_allocation_is_finished_by_several(
     variables: dict[str, str],
 ) -> None:
     """Allocations of one minute, of which jobs leave the last twenty seconds, behind a checkpoint."""
-    sft = {"steps": 40000, "checkpoint_every": 100000}
+    sft = {"steps": 12000, "checkpoint_every": 100000}
     inventory = tmp_path / "machines.toml"
     inventory.write_text(inventory.read_text().replace('partition = "gpu"', 'partition = "short"'))
     run = start("run", config_file(sft=sft, rl=None, data={"heldout": None}, machine=ON_CLUSTER), "--json")
     output = finished(run, cluster)
     assert "is queued again" in output
     assert "resuming after step" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none", "requeued"])
+def test_two_nodes_learn_what_one_device_learns(
+    rollouts: Rollouts,
+    start: Start,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    tmp_path: Path,
+    variables: dict[str, str],
+    fault: str,
+) -> None:
+    """One allocation; a rank on each node, which meet on the first of them, also after it was queued again."""
+    sft = {"steps": 400, "checkpoint_every": 20}
+    config = config_file(sft=sft, rl=None)
+    one = rollouts("run", config, "--json", "--store", tmp_path / "here", **variables)
+    assert one.status == 0, one.err
+    config = config_file(sft=sft, rl=None, machine={**ON_CLUSTER, "nodes": 2}, backend={"processes": 2})
+    run = start("run", config, "--json")
+    checkpoint(cluster)
+    assert cluster.jobs("%D") == ["2"]
+    if fault == "requeued":
+        cluster.run("scontrol", "requeue", *cluster.jobs())
+    output = finished(run, cluster)
+    assert ("resuming after step" in output) == (fault == "requeued")
+    two = json.loads(output[output.index('{"run_id"') :])
+    losses = [
+        [line["loss"] for line in read_jsonl(Path(record["report"]).parent / "sft_metrics.jsonl")]
+        for record in (one.json(), two)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 @pytest.mark.slow
