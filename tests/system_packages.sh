@@ -4,12 +4,13 @@
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 missing=""
-for pair in sshd:openssh-server ssh-keygen:openssh-client ip:iproute2 rsync:rsync faketime:faketime chromium:chromium; do
+for pair in sshd:openssh-server ssh-keygen:openssh-client ip:iproute2 rsync:rsync faketime:faketime chromium:chromium \
+    slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge; do
     command -v "${pair%%:*}" > /dev/null || missing="$missing ${pair##*:}"
 done
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
-    echo "tests of hosts and pages need$missing; they are skipped"
+    echo "tests of hosts, clusters and pages need$missing; they are skipped"
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive

@@ -213,6 +213,22 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
     until(lambda: not cluster.jobs(), "it leaves the cluster", 30.0)
 
 
+@pytest.mark.slow
+def test_an_allocation_that_a_person_cancels_fails_its_stage(
+    rollouts: Rollouts,
+    start: Start,  # noqa: F811
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+) -> None:
+    run = start("run", config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None}, machine=ON_CLUSTER))
+    checkpoint(cluster)
+    cluster.run("scancel", *cluster.jobs())
+    output, _ = run.communicate(timeout=DEADLINE)
+    assert run.returncode == 1
+    assert "its job was ended (its Slurm job was cancelled)" in output
+    assert not cluster.jobs()
+
+
 def test_what_slurm_refuses_is_told_at_once_in_its_words(
     rollouts: Rollouts,
     config_file: Callable[..., Path],
