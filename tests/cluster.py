@@ -30,7 +30,8 @@ TaskPlugin=task/none
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=1,defer=0
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerNode=1000
 StateSaveLocation={home}/state
 SlurmdSpoolDir={home}/spool.%n
 SlurmctldPidFile={home}/slurmctld.pid
@@ -49,7 +50,7 @@ AccountingStorageType=accounting_storage/none
 KillWait=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16821-{last_port}] CPUs=4 Gres=gpu:{gpus} \
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16821-{last_port}] CPUs=4 RealMemory=8000 Gres=gpu:{gpus} \
 State=UNKNOWN
 PartitionName=gpu Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
 PartitionName=short Nodes=n[1-{nodes}] MaxTime=1 State=UP OverSubscribe=NO PriorityTier=1

@@ -24,7 +24,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ from infra.host.gpu_leases import GONE_SECONDS, HOLD_SECONDS, alone
 FOLDER = "allocations"
 NAME = "rollouts-"
 """How the Slurm jobs' names begin."""
-STEP_SECONDS = 28.0
+STEP_SECONDS = 12.0
+STEPS_SECONDS = 24.0
+"""After a restart, Slurm's controller refuses steps for some seconds."""
 GONE = re.compile("invalid job id|completing or completed|revoked|expired|not running", re.IGNORECASE)
 """Said of a step whose allocation ends."""
 LIVE = ("RUNNING", "SUSPENDED")
@@ -122,18 +124,31 @@ def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict
     row = slurm.look(root).rows.get(found.get("slurm", ""))
     if not told or row is None or row.state not in LIVE:
         return None
-    step = ["srun", f"--jobid={found['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mem=0",
+    step = ["srun", f"--jobid={found['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet",
             f"--nodelist={told['node']}", *told["agent"], "begin", str(directory), str(node)]  # fmt: skip
+    end = time.monotonic() + STEPS_SECONDS
+    while True:
+        answer = _step(step, json.dumps(request))
+        if answer is None or "again" not in answer:
+            return answer
+        if time.monotonic() > end:
+            slurm.forget(root)
+            lapsed = slurm.AWAY.search(answer["again"])
+            return None if lapsed else {"error": f"a step on {told['node']} failed: {answer['again']}"}
+        time.sleep(1.0)
+
+
+def _step(command: Sequence[str], given: str) -> dict[str, Any] | None:
+    """The agent's answer, None when the allocation has ended; `again`: what Slurm said that may pass. A start may be
+    asked for twice."""
     try:
-        done = subprocess.run(step, input=json.dumps(request), capture_output=True, text=True, timeout=STEP_SECONDS)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=STEP_SECONDS)
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return {"error": f"a step on {told['node']} did not start within {STEP_SECONDS:.0f} s"}
+        return {"again": f"it did not start within {STEP_SECONDS:.0f} s"}
     except ValueError:
-        slurm.forget(root)
         said = done.stderr.strip() or done.stdout.strip()
-        lapsed = GONE.search(said) or slurm.AWAY.search(said)
-        return None if lapsed else {"error": f"a step on {told['node']} failed: {said}"}
+        return None if GONE.search(said) else {"again": said}
     return answer
 
 

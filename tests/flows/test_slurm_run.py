@@ -216,7 +216,7 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
 @pytest.mark.slow
 def test_an_allocation_that_a_person_cancels_fails_its_stage(
     rollouts: Rollouts,
-    start: Start,  # noqa: F811
+    start: Start,
     config_file: Callable[..., Path],
     cluster: Cluster,
 ) -> None:
