@@ -50,8 +50,8 @@ AccountingStorageType=accounting_storage/none
 KillWait=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16821-{last_port}] CPUs=4 RealMemory=8000 Gres=gpu:{gpus} \
-State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16821-{last_port}] CPUs=4 \
+RealMemory=8000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=gpu Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
 PartitionName=short Nodes=n[1-{nodes}] MaxTime=1 State=UP OverSubscribe=NO PriorityTier=1
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=9
