@@ -141,6 +141,7 @@ def node_number(word: str) -> int:
 def _say_what_is_here(agent: Agent) -> None:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.isdigit()]
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    (agent.directory / "begun").touch()
     told = {"node": node, "address": _address(node), "gpus": list(range(len(visible))), "agent": _own_command()}
     write_json(agent.directory / f"node-{agent.node}.json", told)
 

@@ -4,7 +4,9 @@
     <root>/<id>/holders/<token>      touched by every run that uses it
     <root>/<id>/node-<k>.json        what its agent on node k has (see `allocation`)
     <root>/<id>/jobs-<k>.json        the jobs that this agent keeps
+    <root>/<id>/begun                there once an agent has started in it
     <root>/gone-<token>              a run that wants nothing any more
+    <root>/failed-<token>            why the allocation of a run ended before it began
 
 Decision: a lease of GPUs is a Slurm job. Its script starts our agent on each of its nodes, and stages run below these
 agents: one after the other, so a run waits in the queue once and not for every stage. Slurm says who gets what, for how
@@ -41,12 +43,15 @@ STEPS_SECONDS = 24.0
 GONE = re.compile("invalid job id|completing or completed|revoked|expired|not running", re.IGNORECASE)
 """Said of a step whose allocation ends."""
 LIVE = ("RUNNING", "SUSPENDED")
+NOBODYS_FAULT = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT")
+"""Ends of an allocation behind which another one may do better."""
+LAST_LINES = 10
 SLOW_STATES = {"CONFIGURING": "its nodes are made ready", "SUSPENDED": "it is suspended", "COMPLETING": "it is ending"}
 
 
 def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
-    """An allocation for the run `token`: `lease`, `gpus`, `address`, `joined`; or why not yet (`waiting`), or why never
-    (`refused`).
+    """An allocation for the run `token`: `lease`, `gpus`, `address`, `joined`; or why not yet (`waiting`), why never
+    (`refused`), or how it ended before it began (`failed`).
 
     `ask` has `who`, for people, the `jobs` that the run is about to want, which `node` of the allocation is asked
     about, and in `slurm` what to submit (see `_script`). Where one of the jobs has an allocation, it is joined. Asking
@@ -57,6 +62,11 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
         if (root / f"gone-{ask['token']}").exists():
             return {"waiting": "this run has ended"}
         living = _living(root, jobs, queue)
+        failed = root / f"failed-{ask['token']}"
+        if failed.exists():
+            message = failed.read_text()
+            failed.unlink()
+            return {"failed": message}
         mine = [found for found in living if ask["token"] in found["holders"]]
         shared = [found for found in living if set(found["jobs"]) & set(ask["jobs"])]
         try:
@@ -73,6 +83,9 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
             shutil.rmtree(directory, ignore_errors=True)
             return {"refused": f"it would wait for ever: {row.reason.strip('()')} ({found['asked']})"}
         nodes = [_read(directory / f"node-{number}.json") for number in range(found["nodes"])]
+        if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the queue was looked at
+            slurm.forget(root)
+            row = slurm.look(root).rows.get(found["slurm"])
         if row is None or row.state not in LIVE or not all(nodes):
             return {"waiting": waits_for(found["slurm"], row, queue)}
         return {
@@ -258,14 +271,14 @@ def _submitted(root: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
 
 def _script(asked: Mapping[str, Any], directory: Path) -> str:
     """What Slurm keeps of the job, and shows to others: no variable and no secret is in it."""
-    modules = [f"module load {module}" for module in asked["modules"]]
+    modules = [f"module load {module} || exit 1" for module in asked["modules"]]
     command = " ".join(f"'{part}'" for part in [*asked["agent"], "allocation", str(directory), "0"])
     return "\n".join(["#!/bin/bash -l", *modules, f"exec {command}", ""])
 
 
 def _living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
     found = []
-    for gone in root.glob("gone-*"):
+    for gone in (*root.glob("gone-*"), *root.glob("failed-*")):
         if time.time() - gone.stat().st_mtime > GONE_SECONDS:
             gone.unlink()
     for directory in sorted(path for path in root.iterdir() if path.is_dir()):
@@ -301,11 +314,17 @@ def _has_ended(number: str) -> bool:
 
 
 def _bury(directory: Path, jobs: Path, number: str) -> None:
-    """Say in the directories of the jobs that ended with their allocation how that was."""
+    """Say in the directories of the jobs that ended with their allocation how that was, and to the runs that waited for
+    one that has not begun."""
+    root = directory.parent
     try:
         state, _ = slurm.how_it_ended(number)
     except slurm.Away:
         return
+    if state not in NOBODYS_FAULT and not (directory / "begun").exists():
+        message = f"Slurm job {number} ended before its agent began ({state or 'Slurm no longer knows why'})"
+        for holder in (directory / "holders").glob("*"):
+            (root / f"failed-{holder.name}").write_text("\n    ".join([message, *_last_lines(directory / "log")]))
     for name in {name for file in directory.glob("jobs-*.json") for name in _read(file)}:
         if (jobs / name / "status.json").exists():
             continue
@@ -315,6 +334,13 @@ def _bury(directory: Path, jobs: Path, number: str) -> None:
             status = {"exit_status": None, "reason": "its Slurm job was cancelled", "ended_at": time.time()}
             write_json(jobs / name / "status.json", status)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _last_lines(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    except OSError:
+        return []
 
 
 def _hold(directory: Path, token: str, who: str) -> None:

@@ -23,8 +23,9 @@ DEADLINE = 25.0
 QUEUE = "queue.json"
 FORMAT = "%i|%T|%r|%S|%P|%N"
 NEVER = (
-    "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit", "JobHeldAdmin",
-    "AssocGrpGRES", "QOSMaxGRESPerUser", "QOSMaxNodePerUserLimit", "QOSMaxWallDurationPerJobLimit",
+    "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit",
+    "AssocMaxGRESPerJob", "AssocMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit",
+    "QOSMaxGRESPerJob", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit",
 )  # fmt: skip
 """Reasons of a waiting job that no waiting mends."""
 AWAY = re.compile(

@@ -103,6 +103,8 @@ class SSHMachine:
         answer = self.remote.call("acquire", ask={**ask, "label": label})
         if "refused" in answer:
             raise BadInput(f"{self.name}: Slurm refuses the job: {answer['refused']}")
+        if "failed" in answer:
+            raise MachineError(f"{self.name}: {answer['failed']}")
         if "waiting" in answer:
             return f"waiting for {self.name}: {answer['waiting']}"
         if "drained" in answer:

@@ -241,4 +241,9 @@ def test_what_slurm_refuses_is_told_at_once_in_its_words(
     done = rollouts("run", config_file(machine=ON_CLUSTER), **variables)
     assert done.status != 0
     assert "cluster: Slurm refuses the job: there is no partition 'nowhere'" in done.out
+    inventory.write_text(inventory.read_text().replace('"nowhere"', '"gpu"\nmodules = ["nothing"]'))
+    done = rollouts("run", config_file(machine=ON_CLUSTER), **variables)
+    assert done.status != 0
+    assert "cluster: Slurm job 1 ended before its agent began (FAILED)\n" in done.out
+    assert "module: command not found" in done.out
     assert not cluster.jobs()
