@@ -15,6 +15,7 @@ away at once, they go on from the checkpoint before. Both give the same bits.
 
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ from infra.host.files import write_json
 from rollouts_core.store.locks import is_held
 
 TICK = 0.25
+LOOK_SECONDS = 2.0
 FIRST_SECONDS = 900.0
 """How long an allocation waits for its first job: the run that asked for it builds an environment meanwhile."""
 IDLE_SECONDS = 60.0
@@ -41,6 +43,8 @@ LOST_SECONDS = 2.0
 LEFT_MARGIN = 10.0
 TAKEN_SECONDS = 900.0
 """How long to wait, behind Slurm's signal that it takes the nodes, for it to do so."""
+SERVERS = "serve-"
+"""How the jobs of servers are called, which have nothing to keep and do not leave by themselves."""
 PR_SET_CHILD_SUBREAPER = 36
 LENGTH = struct.Struct(">I")
 CREDENTIALS = struct.Struct("3i")
@@ -66,6 +70,10 @@ class Agent:
     heard: float = field(default_factory=time.monotonic)
     """When a run was last heard of, or a job last ran, by the clock here."""
     had_jobs: bool = False
+    looked: float = -math.inf
+    """When the directory was last looked at, which may be on another machine's disk."""
+    written: Mapping[str, Any] | None = None
+    """The jobs that are on the disk as kept."""
 
     @property
     def jobs(self) -> Path:
@@ -92,8 +100,7 @@ def main(directory: Path, node: int) -> int:
         while not agent.leaving and _is_wanted(agent):
             _answer_one(listening, agent)
             _look_after(agent)
-            if node and (directory / "leaving").exists():
-                agent.leaving = (directory / "leaving").read_text()
+            _tell_kept(agent)
     if agent.leaving:
         _leave(agent)
     if others is not None:
@@ -162,6 +169,11 @@ def _go_on(agent: Agent) -> None:
 
 def _is_wanted(agent: Agent) -> bool:
     """By a job or a run. Runs touch their files; two looks show it, whatever the clocks of the nodes say."""
+    if time.monotonic() - agent.looked < LOOK_SECONDS:
+        return True
+    agent.looked = time.monotonic()
+    if agent.node and (agent.directory / "leaving").exists():
+        agent.leaving = (agent.directory / "leaving").read_text() or "taken"
     seen = {path.name: path.stat().st_mtime for path in (agent.directory / "holders").glob("*")}
     if agent.kept or any(agent.seen.get(name) != at for name, at in seen.items()):
         agent.heard = time.monotonic()
@@ -225,8 +237,6 @@ def _look_after(agent: Agent) -> None:
             ended.append(name)
     for name in ended:
         del agent.kept[name], agent.gone_since[name]
-    if ended:
-        _tell_kept(agent)
     _reap()
 
 
@@ -237,7 +247,8 @@ def _leave(agent: Agent) -> None:
     for name in agent.kept:
         (agent.jobs / name / "leave").touch()
     end = time.monotonic() + max(agent.told["signal"] - LEFT_MARGIN, 1.0)
-    while any(is_held(agent.jobs / name / "lock") for name in agent.kept) and time.monotonic() < end:
+    leaves = [agent.jobs / name / "lock" for name in agent.kept if not name.startswith(SERVERS)]
+    while any(map(is_held, leaves)) and time.monotonic() < end:
         _reap()
         time.sleep(TICK)
     done = [name for name in agent.kept if _read(agent.jobs / name / "status.json").get("exit_status") == 0]
@@ -260,7 +271,15 @@ def _leave(agent: Agent) -> None:
 
 
 def _tell_kept(agent: Agent) -> None:
-    write_json(agent.directory / f"jobs-{agent.node}.json", agent.kept)
+    """Written again later where the disk is full: jobs go on meanwhile."""
+    if agent.written == agent.kept:
+        return
+    try:
+        write_json(agent.directory / f"jobs-{agent.node}.json", agent.kept)
+        agent.written = dict(agent.kept)
+    except OSError as error:
+        print(f"{agent.directory}: {error.strerror}", file=sys.stderr, flush=True)
+        time.sleep(1.0)
 
 
 def _meeting_address(agent: Agent) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from infra.errors import MachineError
 
+FIRST_SECONDS = 0.25
 QUEUE_SECONDS = 2.0
 SAY_AGAIN_SECONDS = 300.0
 
@@ -15,11 +16,12 @@ def until_free(try_claim: Callable[[], str], hours: float) -> Iterator[str]:
     Raises `MachineError` after `hours`.
     """
     end = time.monotonic() + hours * 3600
-    said, told = "", 0.0
+    said, told, pause = "", 0.0, FIRST_SECONDS
     while reason := try_claim():
         if time.monotonic() > end:
             raise MachineError(f"{reason}; waited {hours:g} hours (machine.wait_hours)")
         if reason != said or time.monotonic() - told > SAY_AGAIN_SECONDS:
             yield reason
             said, told = reason, time.monotonic()
-        time.sleep(QUEUE_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, QUEUE_SECONDS)
