@@ -137,9 +137,7 @@ def _check_engine_machines(config: PipelineConfig, field: str, engine: EngineCon
     `taken`: GPUs of each machine that other servers of the run have at the same time; these are added.
     """
     asked = engine.machines
-    if asked is not None and config.machine.kind == "slurm":
-        raise BadInput(f"{field}.machines: the trainer is in a Slurm allocation, where servers run beside it alone")
-    if asked is None or asked.rented:
+    if asked is None or asked.rented or asked.nodes:
         return
     hosts = engine_hosts(asked, (config.machine.name, *config.machine.peers))
     room, shared = 0, []

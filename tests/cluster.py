@@ -50,7 +50,7 @@ AccountingStorageType=accounting_storage/none
 KillWait=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16821-{last_port}] CPUs=4 \
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[16821-{last_port}] CPUs=4 \
 RealMemory=8000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=gpu Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
 PartitionName=short Nodes=n[1-{nodes}] MaxTime=1 State=UP OverSubscribe=NO PriorityTier=1
@@ -124,7 +124,7 @@ def running_cluster(host: HostMachine) -> Iterator[Cluster]:
     cluster = Cluster(host)
     shutil.rmtree(cluster.home, ignore_errors=True)
     (cluster.home / "state").mkdir(parents=True)
-    _write_configuration(cluster.home)
+    _write_configuration(cluster.home, host.address)
     cluster.start_munge()
     cluster.start_controller()
     for number in range(NODES):
@@ -146,11 +146,11 @@ def cluster_impossible() -> str:
     return f"a cluster needs {', '.join(missing)}: install slurmctld, slurmd, slurm-client, munge" if missing else ""
 
 
-def _write_configuration(home: Path) -> None:
+def _write_configuration(home: Path, address: str) -> None:
     (home / "munge.key").write_bytes(os.urandom(128))
     (home / "munge.key").chmod(0o600)
     host = socket.gethostname().partition(".")[0]
-    conf = CONF.format(host=host, home=home, nodes=NODES, last_port=16820 + NODES, gpus=GPUS)
+    conf = CONF.format(host=host, home=home, address=address, nodes=NODES, last_port=16820 + NODES, gpus=GPUS)
     (home / "slurm.conf").write_text(conf)
     lines = []
     for number in range(1, NODES + 1):

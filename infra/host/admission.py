@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.host import allocations
 from rollouts_core.store.locks import is_held
 
 GOOD_FOR_SECONDS = 3600.0
@@ -40,11 +41,16 @@ def sweep() -> None:
     file = Path.home() / ".ssh" / "authorized_keys"
     if not os.access(file, os.R_OK) or not os.access(file.resolve().parent, os.W_OK) or MARK not in file.read_text():
         return
-    _rewrite(lambda lines: [line for line in lines if MARK not in line or is_held(_directory_in(line) / "lock")])
+    _rewrite(lambda lines: [line for line in lines if MARK not in line or _lives(_directory_in(line))])
 
 
 def _is_of(line: str, directory: Path) -> bool:
     return MARK in line and _directory_in(line) == directory.resolve()
+
+
+def _lives(directory: Path) -> bool:
+    """Whether the job of a directory runs, here or in an allocation."""
+    return is_held(directory / "lock") or allocations.poll(directory) is not None
 
 
 def _directory_in(line: str) -> Path:

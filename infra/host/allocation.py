@@ -149,7 +149,11 @@ def _say_what_is_here(agent: Agent) -> None:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.isdigit()]
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     (agent.directory / "begun").touch()
-    told = {"node": node, "address": _address(node), "gpus": list(range(len(visible))), "agent": _own_command()}
+    address = _address(node)
+    told = {
+        "node": node, "address": address, "host_key": _host_key(address), "gpus": list(range(len(visible))),
+        "agent": _own_command(),
+    }  # fmt: skip
     write_json(agent.directory / f"node-{agent.node}.json", told)
 
 
@@ -300,6 +304,17 @@ def _address(node: str) -> str:
         return node
     found = [word.partition("=")[2] for word in done.stdout.split() if word.startswith("NodeAddr=")]
     return found[0] if found else node
+
+
+def _host_key(address: str) -> str:
+    """Of this node's SSH server, by which other nodes reach it; empty where there is none. It is asked from here, so
+    nobody can stand between."""
+    try:
+        scan = ["ssh-keyscan", "-T", "3", "-t", "ed25519,ecdsa,rsa", address]
+        lines = subprocess.run(scan, capture_output=True, text=True, timeout=slurm.DEADLINE).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return next((" ".join(line.split()[1:3]) for line in lines if line and not line.startswith("#")), "")
 
 
 def _own_command() -> list[str]:

@@ -88,10 +88,9 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
             row = slurm.look(root).rows.get(found["slurm"])
         if row is None or row.state not in LIVE or not all(nodes):
             return {"waiting": waits_for(found["slurm"], row, queue)}
-        return {
-            "lease": found["lease"], "gpus": nodes[ask["node"]]["gpus"], "address": nodes[ask["node"]]["address"],
-            "joined": not mine, "kept": None,
-        }  # fmt: skip
+        there = nodes[ask["node"]]
+        told = {name: there[name] for name in ("gpus", "address", "host_key")}
+        return {**told, "lease": found["lease"], "joined": not mine, "kept": None}
 
 
 def renew(root: Path, lease: str, token: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.host import allocations, gpu_leases, jobs
 
-BESIDE = re.compile(r"^serve-|-here$|-ranks-\d+$")
+BESIDE = re.compile(r"^serve-|-here$|-(ranks|node)-\d+$")
 """What tells the jobs beside that of an artifact from it."""
 
 

@@ -31,7 +31,7 @@ def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[s
     lacks = {name: _lacks(host, settings) for name, host in hosts.items()}
     for name, host in hosts.items():
         if host.slurm:
-            lacks[name] = ["is a Slurm cluster: there, servers run beside the trainer alone"]
+            lacks[name] = ["is a Slurm cluster: there, servers run in the trainer's allocation (engine.machines.nodes)"]
         if host.jump and host.address is None:
             lacks[name].append(f"is reached through {host.jump}; say in `address` how the trainer's machine reaches it")
     for name in asked.names:

@@ -59,8 +59,9 @@ class SSHMachine:
         self.python = ""
         """Known once the environment is there."""
         self._store, self._settings, self._who = store, settings, who
-        self.token, self._node = token or secrets.token_hex(8), node
-        self.address = remote.host.for_machines
+        self.token, self.node, self._nodes = token or secrets.token_hex(8), node, 1
+        """Of a Slurm allocation: which node this is, and how many are asked for."""
+        self.address, self._host_key = remote.host.for_machines, ""
         """By which other machines reach it."""
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
@@ -84,6 +85,22 @@ class SSHMachine:
     def is_leased(self) -> bool:
         return self._lease is not None
 
+    def further_nodes(self, count: int) -> list["SSHMachine"]:
+        """So many nodes more of the Slurm allocation, before it is claimed. They are given back with this machine."""
+        first, self._nodes = self._nodes, self._nodes + count
+        return [
+            SSHMachine(self.remote, self._store, self._settings, self._who, self.token, node)
+            for node in range(first, self._nodes)
+        ]
+
+    def host_key(self) -> str:
+        """Kind and key of its SSH server, as known-hosts files have them. Raises `MachineError` where it has none."""
+        if not self.node:
+            return self.remote.host_key()
+        if not self._host_key:
+            raise MachineError(f"{self.name}: no SSH server answers on {self.address}, by which nodes reach each other")
+        return self._host_key
+
     def claim(self, jobs: Sequence[str]) -> Iterator[str]:
         yield from until_free(partial(self.try_claim, jobs), self._settings.wait_hours)
         if self._joined:
@@ -99,7 +116,7 @@ class SSHMachine:
         wanted = wanted_gpus(self._settings, there)
         ask = {"token": self.token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
         if slurm := self.remote.host.slurm:
-            ask |= {"node": self._node, "slurm": submission(self.remote, slurm, self._settings)}
+            ask |= {"node": self.node, "slurm": submission(self.remote, slurm, self._settings, self._nodes)}
         answer = self.remote.call("acquire", ask={**ask, "label": label})
         if "refused" in answer:
             raise BadInput(f"{self.name}: Slurm refuses the job: {answer['refused']}")
@@ -113,7 +130,7 @@ class SSHMachine:
             return f"waiting for {wanted} of {there} GPUs of {self.name}: {gpu_leases.names(answer['busy'])}"
         self._lease, self._gpus, self._joined = answer["lease"], tuple(answer["gpus"]), bool(answer["joined"])
         self.kept = answer["kept"]
-        self.address = answer.get("address") or self.address
+        self.address, self._host_key = answer.get("address") or self.address, answer.get("host_key") or ""
         return ""
 
     def note_run(self, run: str, name: str, needs: Sequence[ArtifactId]) -> None:
@@ -123,8 +140,9 @@ class SSHMachine:
             self.remote.call("note_run", run=run, name=name, token=self.token, needs=names)
 
     def unclaim(self) -> None:
-        """Give the GPUs back and keep the connection."""
-        self.remote.call("release", token=self.token, for_good=False)
+        """Give the GPUs back and keep the connection. An allocation is given back as a whole, in the end."""
+        if self.remote.host.slurm is None:
+            self.remote.call("release", token=self.token, for_good=False)
         self._lease, self._gpus, self.kept = None, (), None
 
     def place_servers(self, job: str) -> None:
@@ -280,7 +298,7 @@ class SSHMachine:
         if self.remote.host.slurm:
             there: bool = self.remote.call(
                 "start_allocated", deadline, job=asdict(job), variables=variables, secret=list(secret), lease=lease,
-                node=self._node,
+                node=self.node,
             )  # fmt: skip
             return there
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._gpus))
@@ -309,7 +327,7 @@ class SSHMachine:
 
     def _beat(self) -> None:
         """From now on the host hears of this run."""
-        if self._heart.ident is None and not self._node:
+        if self._heart.ident is None and not self.node:
             self._heart.start()
 
     def _beat_until_end(self) -> None:

@@ -9,13 +9,13 @@ from infra.machines.requirements import wanted_gpus
 from rollouts_core.config import MachineConfig
 
 
-def submission(remote: Remote, slurm: Slurm, settings: MachineConfig) -> dict[str, Any]:
-    """One allocation, as `infra.host.allocations` submits it."""
+def submission(remote: Remote, slurm: Slurm, settings: MachineConfig, nodes: int) -> dict[str, Any]:
+    """One allocation of so many nodes, as `infra.host.allocations` submits it."""
     hours = settings.time_limit_hours if slurm.hours is None else slurm.hours
     return {
         "agent": remote.command(),
         "partition": slurm.partition,
-        "nodes": settings.nodes,
+        "nodes": nodes,
         "minutes": max(1, math.ceil(60 * hours)),
         "signal": slurm.signal_seconds,
         "modules": slurm.modules,

@@ -29,7 +29,7 @@ class Pool:
     """Which of the machines train as well."""
 
     def jobs(self, machine: SSHMachine) -> list[str]:
-        return [pool_name(chain, machine.name in self.trains) for chain in self.chains]
+        return [pool_name(chain, machine.name in self.trains, machine.node) for chain in self.chains]
 
 
 def claim_all(

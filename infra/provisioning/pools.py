@@ -72,6 +72,9 @@ def _engine_machines(
     """A model beside the policy has leases of its own, also on a machine where the policy has some."""
     asked, owner = wanted.config.machines, wanted.owner
     assert asked is not None, "servers here are not among them"
+    if asked.nodes:
+        assert isinstance(session.machine, SSHMachine), "the config's checks say so"
+        return tuple(session.machine.further_nodes(asked.nodes))
     if asked.rented:
         kind = key_of({"accelerator": asked.accelerator, "gpus": asked.gpus, "owner": owner})[:4]
         names = [f"{RENTED}{plan.stages[-1].key[:12]}-{kind}-{number}" for number in range(1, asked.rented + 1)]

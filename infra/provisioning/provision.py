@@ -76,7 +76,7 @@ def provision_machine(settings: MachineConfig, plan: Plan, store: Store, run: Ru
     peers = [reach.machine(reach.remote(name, find_host(name))) for name in settings.peers]
     chosen = yield from _chosen(candidates, reach, plan)
     machine = reach.machine(chosen.remote, provider)
-    peers += [reach.node(machine, number) for number in range(1, settings.nodes)]
+    peers += machine.further_nodes(settings.nodes - 1)
     jobs = [job_name(chain) for chain in plan.chains]
     session = MachineSession(machine, store, settings, run, peers=tuple(peers), served=served_by(plan))
     if chosen.missing:
@@ -136,10 +136,6 @@ class _Reach:
         self.run.endings.note(f"what is leased on {machine.name}", partial(release, machine, provider))
         self.run.endings.forget(f"the rented {machine.name}")
         return machine
-
-    def node(self, machine: SSHMachine, number: int) -> SSHMachine:
-        """A further node of the machine's allocation, which is given back as a whole."""
-        return SSHMachine(machine.remote, self.store, self.settings, who(self.run), machine.token, number)
 
     def leave(self, remote: Remote) -> None:
         remote.close()

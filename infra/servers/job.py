@@ -67,6 +67,7 @@ def service_name(job: str) -> str:
     return f"serve-{job}"
 
 
-def pool_name(job: str, trains: bool) -> str:
-    """The job of a pool's servers on one machine, which may be the one that `trains`: that has the other job, too."""
-    return service_name(job) + (HERE if trains else "")
+def pool_name(job: str, trains: bool, node: int) -> str:
+    """The job of a pool's servers on one machine, which may be the one that `trains`: that has the other job, too.
+    `node`: of an allocation, whose nodes have all their jobs in one place; 0 elsewhere."""
+    return service_name(job) + (f"-node-{node}" if node else HERE if trains else "")

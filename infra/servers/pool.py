@@ -255,7 +255,7 @@ class EnginePool:
     def _begin(self, member: _Member) -> Iterator[str]:
         """Lease it, and start its servers."""
         machine = member.machine
-        job = pool_name(self.chain, self._trains(machine))
+        job = pool_name(self.chain, self._trains(machine), machine.node)
         there = sum(other.replicas for other in self.members)
         if there >= self.config.replicas:
             member.failed()
@@ -286,7 +286,7 @@ class EnginePool:
         except LeaseLapsed:
             machine.unclaim()
             raise
-        member.reader, member.host_key = JobReader(machine, placed.name), machine.remote.host_key()
+        member.reader, member.host_key = JobReader(machine, placed.name), machine.host_key()
         if taken_over:
             member.reader.read()  # what an earlier run was told
         said = "of an earlier run are taken over" if taken_over else "are started"
@@ -318,7 +318,7 @@ class EnginePool:
         machine = member.machine
         placed = replace(self.config, replicas=max(1, member.replicas), min_replicas=1)
         placement = placement_of(leased_gpus(self._on(machine)), 0, placed)
-        place = key_of({"home": machine.remote.work, "job": self.chain})[:16]
+        place = key_of({"home": machine.remote.work, "job": self.chain, "node": machine.node})[:16]
         model = model_of(self.segment.spec, path, has_weights=False)
         keeper = machine.remote.command("servers", "{directory}")
         command = [python, *keeper[1:]] if python and self.config.python is None else keeper  # NumPy is there
@@ -328,7 +328,9 @@ class EnginePool:
         )  # fmt: skip
         receives = not model.name and self.config.weight_sync == "broadcast"
         network = self._trainer_address(machine) if receives else None
-        return replace(job, name=pool_name(self.chain, self._trains(machine)), spec={**job.spec, "network": network})
+        return replace(
+            job, name=pool_name(self.chain, self._trains(machine), machine.node), spec={**job.spec, "network": network}
+        )
 
     def _trains(self, machine: SSHMachine) -> bool:
         return machine.name in {trains.name for trains in (self.session.machine, *self.session.peers)}
@@ -337,7 +339,7 @@ class EnginePool:
         """On the network that it has with a machine of servers."""
         trainer = self.session.machine
         if isinstance(trainer, SSHMachine):
-            return trainer.remote.host.for_machines
+            return trainer.address
         return own_address(machine.remote.host.for_machines)
 
     def _on(self, machine: SSHMachine) -> MachineSession:
@@ -423,8 +425,8 @@ def _describe(member: _Member, key: str) -> dict[str, Any] | None:
     remote = member.machine.remote
     return {
         "name": member.machine.name,
-        "host": remote.host.for_machines,
-        "port": remote.host.port,
+        "host": member.machine.address,
+        "port": 22 if member.machine.node else remote.host.port,
         "user": remote.user,
         "host_key": member.host_key,
         "gate": member.reader.known["gate"],

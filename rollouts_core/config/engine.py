@@ -9,7 +9,8 @@ from rollouts_core.config.schema import Added, Operational, or_raise, part
 
 @part
 class EngineMachines:
-    """Machines of the inventory for servers, in the place of the trainer's own. Nothing here can change a result."""
+    """Machines for servers, in the place of the trainer's own: of the inventory, rented, or nodes of the trainer's
+    Slurm allocation. Nothing here can change a result."""
 
     names: Operational[tuple[str, ...]] = Field(
         default=(), description="Which; none: every machine that fits what is asked for below, but the trainer's."
@@ -23,6 +24,9 @@ class EngineMachines:
         default=0, ge=0, description="So many machines are rented through SkyPilot, in the place of the inventory's."
     )
     accelerator: Operational[str | None] = Field(default=None, description="rented: the GPU, as SkyPilot names it.")
+    nodes: Operational[int] = Field(
+        default=0, ge=0, description="So many further nodes of the trainer's Slurm allocation, and no other machines."
+    )
     keep_minutes: Operational[float] = Field(
         default=0.0, ge=0, description="Servers stay so long when all is done, for the next run that wants the same."
     )
@@ -38,7 +42,10 @@ class EngineMachines:
             problems.append("keep_minutes: rented machines are given back when all is done")
         if self.accelerator and not self.rented:
             problems.append("accelerator is of rented machines; say how many are rented")
-        if not self.rented and not (self.names or self.labels or self.gpus or self.gpu_memory_gb):
+        others = self.names or self.labels or self.gpus or self.gpu_memory_gb or self.rented
+        if self.nodes and (others or self.keep_minutes):
+            problems.append("nodes: are of the trainer's allocation, with the GPUs that it asks for; say nothing else")
+        if not self.nodes and not others:
             problems.append("names: give machines, or what they must have: labels, gpus or gpu_memory_gb")
         if len(set(self.names)) < len(self.names):
             problems.append(f"names {', '.join(self.names)}: a machine is named twice")

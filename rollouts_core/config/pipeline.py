@@ -102,6 +102,12 @@ def _placement_problems(config: PipelineConfig) -> list[str]:
     processes, left = divmod(config.backend.processes, machines)
     if left or not processes:
         return [f"backend.processes: {config.backend.processes} ranks are not the same number on {machines} machines"]
+    engines = [config.engine, *(one.engine for one in config.served)]
+    engines += [config.evaluation.engine] if config.evaluation.engine else []
+    if machine.kind != "slurm" and any(engine.machines and engine.machines.nodes for engine in engines):
+        return [f"engine.machines.nodes: are of a Slurm allocation, and machine.kind is {machine.kind}"]
+    if machine.kind == "slurm" and any(engine.machines and not engine.machines.nodes for engine in engines):
+        return ["engine.machines: of a trainer in a Slurm allocation, servers are on its own nodes; say nodes"]
     unknown = machine.gpus is None and machine.kind == "local" and machine.device == "auto"
     if machine.device == "cpu" or unknown:
         return []

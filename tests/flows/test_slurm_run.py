@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,32 @@ def test_two_nodes_learn_what_one_device_learns(
         for record in (one.json(), two)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none", "requeued"])
+def test_servers_on_further_nodes_give_the_bits_of_one_machine(
+    rollouts: Rollouts,
+    start: Start,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    alone: Path,
+    variables: dict[str, str],
+    fault: str,
+) -> None:
+    """The trainer on the first node, a server on each of two more, which it reaches through their SSH servers."""
+    rl = {"steps": 60, "steps_per_segment": 60, "checkpoint_every": 10}
+    parts: dict[str, Any] = {"sft": {"steps": 20}, "rl": rl, "results": {"artifacts": ["rl"]}}
+    assert rollouts("run", config_file(**parts), "--store", alone, **variables).status == 0
+    engine = {"kind": "embedded", "replicas": 2, "machines": {"nodes": 2}, "start_minutes": 2.0}
+    run = start("run", config_file(**parts, engine=engine, machine=ON_CLUSTER), "--json")
+    if fault == "requeued":
+        checkpoint(cluster, "rl")
+        cluster.run("scontrol", "requeue", *cluster.jobs())
+    output = finished(run, cluster)
+    assert "2 of 2 servers answer" in output
+    assert made(alone, "rl") == made(store_of(cluster), "rl")
+    assert "rollouts-servers" not in (cluster.host.directory / ".ssh" / "authorized_keys").read_text()
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ OPERATIONAL = {
         "batch_seconds",
         "keep_batches",
     },
-    "EngineMachines": {"names", "labels", "gpus", "gpu_memory_gb", "rented", "accelerator", "keep_minutes"},
+    "EngineMachines": {"names", "labels", "gpus", "gpu_memory_gb", "rented", "accelerator", "nodes", "keep_minutes"},
     "EngineConfig": {
         "cache_gib",
         "machines",
