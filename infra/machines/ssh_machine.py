@@ -54,7 +54,7 @@ class SSHMachine:
 
         `node`: of the Slurm allocation that `token` holds; 0 makes it.
         """
-        self.name = f"{remote.name}/{node}" if node else remote.name
+        self.name = f"{remote.name}+{node}" if node else remote.name
         self.remote = remote
         self.python = ""
         """Known once the environment is there."""
