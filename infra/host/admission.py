@@ -3,12 +3,16 @@
 Decision: the job that keeps the servers puts the line there itself and renews it while it lives. The line names the
 job's directory, so whoever looks next removes what a killed one has left; and what nobody removes has expired.
 
+Decision: where machines share one home, a key that several of their jobs let in may use the ports of all of them, since
+an SSH server looks at the first line of a key alone.
+
 The line lets its holder open connections to that port of the loopback, and run nothing. OpenSSH has no word against
 connections to Unix sockets beside them; they are made with the rights of the same user.
 """
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,20 +24,21 @@ from rollouts_core.store.locks import is_held
 GOOD_FOR_SECONDS = 3600.0
 RENEW_SECONDS = 900.0
 MARK = "rollouts-servers:"
+OPEN = re.compile(r',permitopen="127\.0\.0\.1:(\d+)"')
 
 
 def admit(directory: Path, public_keys: Sequence[str], port: int) -> None:
     """Let the keys reach the port, from now on for an hour; in place of what this job let in before."""
     until = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + GOOD_FOR_SECONDS))
-    allowed = f'restrict,port-forwarding,permitopen="127.0.0.1:{port}",permitlisten="127.0.0.1:1",command="false"'
+    allowed = f'restrict,port-forwarding,permitlisten="127.0.0.1:1",command="false",expiry-time="{until}"'
     keys = [" ".join(public_key.split()[:2]) for public_key in public_keys]
-    own = [f'{allowed},expiry-time="{until}" {key} {MARK}{directory.resolve()}' for key in keys]
-    _rewrite(lambda lines: [*(line for line in lines if not _is_of(line, directory)), *own])
+    own = [f'{allowed},permitopen="127.0.0.1:{port}" {key} {MARK}{directory.resolve()}' for key in keys]
+    _rewrite(lambda lines: _joined([*(line for line in lines if not _is_of(line, directory)), *own]))
 
 
 def dismiss(directory: Path) -> None:
     """Take the key of this job out."""
-    _rewrite(lambda lines: [line for line in lines if not _is_of(line, directory)])
+    _rewrite(lambda lines: _joined([line for line in lines if not _is_of(line, directory)]))
 
 
 def sweep() -> None:
@@ -42,6 +47,28 @@ def sweep() -> None:
     if not os.access(file, os.R_OK) or not os.access(file.resolve().parent, os.W_OK) or MARK not in file.read_text():
         return
     _rewrite(lambda lines: [line for line in lines if MARK not in line or _lives(_directory_in(line))])
+
+
+def _joined(lines: Sequence[str]) -> list[str]:
+    """The lines of one key all have the ports of its jobs, each its own first."""
+    ports: dict[str, list[str]] = {}
+    for line in lines:
+        if MARK in line:
+            ports.setdefault(_key_in(line), []).append(OPEN.findall(line)[0])
+    joined = []
+    for line in lines:
+        if MARK in line:
+            own = OPEN.findall(line)[0]
+            opens = [own, *sorted({*ports[_key_in(line)]} - {own})]
+            line = OPEN.sub("", line).replace(
+                " ", "".join(f',permitopen="127.0.0.1:{port}"' for port in opens) + " ", 1
+            )
+        joined.append(line)
+    return joined
+
+
+def _key_in(line: str) -> str:
+    return " ".join(line.partition(MARK)[0].split()[1:])
 
 
 def _is_of(line: str, directory: Path) -> bool:

@@ -35,6 +35,18 @@ def test_a_key_is_let_in_once_for_a_job_and_taken_out_again(home: Path, tmp_path
     assert home.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_key_that_jobs_of_one_home_let_in_has_the_ports_of_all(home: Path, tmp_path: Path) -> None:
+    """An SSH server looks at the first line of a key alone."""
+    for job, port in (("one", 1000), ("other", 1001), ("one", 1002)):
+        admission.admit(tmp_path / job, ["ssh-ed25519 AAAArun rollouts"], port)
+    lines = {line.rpartition("/")[2]: line for line in home.read_text().removeprefix(OWN).splitlines()}
+    assert 'permitopen="127.0.0.1:1001",permitopen="127.0.0.1:1002" ssh-ed25519 AAAArun ' in lines["other"]
+    assert 'permitopen="127.0.0.1:1002",permitopen="127.0.0.1:1001" ssh-ed25519 AAAArun ' in lines["one"]
+    admission.dismiss(tmp_path / "one")
+    (line,) = home.read_text().removeprefix(OWN).splitlines()
+    assert "1002" not in line and 'permitopen="127.0.0.1:1001" ssh-ed25519' in line
+
+
 def test_what_a_killed_job_left_is_swept_out(home: Path, tmp_path: Path) -> None:
     for name in ("lives", "dead"):
         (tmp_path / name).mkdir()
