@@ -264,6 +264,17 @@ def test_what_is_wrong_with_models_beside_the_policy(
         (['engine.machines={"names": ["a"], "rented": 1}'], "rented: names, labels and gpu_memory_gb are of the inv"),
         (['engine.machines={"rented": 2}'], "rented: name an accelerator, as H100, or say gpus 0"),
         (['engine.machines={"gpus": 1, "accelerator": "H100"}'], "accelerator is of rented machines; say how many"),
+        (['engine.machines={"nodes": 1, "gpus": 1}'], "nodes: are of the trainer's allocation"),
+        (
+            ['engine.machines={"nodes": 1}'],
+            "engine.machines.nodes: are of a Slurm allocation, and machine.kind is local",
+        ),
+        (
+            ["machine.kind=slurm", "machine.name=cluster", 'engine.machines={"names": ["a"]}'],
+            "engine.machines: of a trainer in a Slurm allocation, servers are on its own nodes; say nodes",
+        ),
+        (["machine.kind=slurm"], "name: is required by kind slurm: which cluster of the inventory"),
+        (["machine.nodes=2"], "nodes: 2 need kind slurm; elsewhere name further machines in peers"),
     ],
 )
 def test_what_can_t_be_on_other_machines_is_refused(settings: list[str], problem: str) -> None:
