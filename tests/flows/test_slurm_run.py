@@ -78,7 +78,9 @@ def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["preempted", "requeued", "node lost", "controller restarted", "munge down"])
+@pytest.mark.parametrize(
+    "fault", ["preempted", "requeued", "requeued with a secret", "node lost", "controller restarted", "munge down"]
+)
 def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
     rollouts: Rollouts,
     start: Start,
@@ -89,12 +91,13 @@ def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
     fault: str,
 ) -> None:
     assert rollouts("run", config_file(sft=LONG_SFT), "--store", alone, **variables).status == 0
-    run = start("run", config_file(sft=LONG_SFT, machine=ON_CLUSTER), "--json")
+    secret = {"environment": ["SOME_TOKEN"]} if fault == "requeued with a secret" else {}
+    run = start("run", config_file(sft=LONG_SFT, machine={**ON_CLUSTER, **secret}), "--json")
     checkpoint(cluster)
     (job,) = cluster.jobs()
     if fault == "preempted":
         cluster.run("sbatch", "-p", "urgent", "-N", "3", "--gres=gpu:2", "-o", "/dev/null", "--wrap", "sleep 8")
-    elif fault == "requeued":
+    elif fault.startswith("requeued"):
         cluster.run("scontrol", "requeue", job)
     elif fault == "node lost":
         (node,) = cluster.jobs("%N")
@@ -108,7 +111,7 @@ def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
         time.sleep(8.0)
         cluster.start_munge()
     output = finished(run, cluster)
-    assert ("resuming after step" in output) == (fault in ("preempted", "requeued", "node lost"))
+    assert ("resuming after step" in output) == (not fault.endswith(("restarted", "down")))
     assert "waiting for cluster: Slurm" in output
     assert made(alone, "sft", "rl", "evaluate") == made(store_of(cluster), "sft", "rl", "evaluate")
 
