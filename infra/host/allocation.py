@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.host import jobs, slurm
-from infra.host.files import write_json
+from infra.host.files import read_json, write_json
 from rollouts_core.store.locks import is_held
 
 TICK = 0.25
@@ -159,7 +159,7 @@ def _say_what_is_here(agent: Agent) -> None:
 
 def _go_on(agent: Agent) -> None:
     """Start again what ran when the allocation was taken away."""
-    kept = _read(agent.directory / f"jobs-{agent.node}.json")
+    kept = read_json(agent.directory / f"jobs-{agent.node}.json")
     for name, how in kept.items():
         if how["secret"]:
             message = "its allocation was queued again, and only the run that follows it has its environment variables"
@@ -235,7 +235,7 @@ def _look_after(agent: Agent) -> None:
             agent.gone_since.pop(name, None)
             continue
         since = agent.gone_since.setdefault(name, time.monotonic())
-        status = _read(agent.jobs / name / "status.json")
+        status = read_json(agent.jobs / name / "status.json")
         killed = not status or (status["reason"] == "exited" and status["exit_status"] < 0)
         if not killed or time.monotonic() - since > LOST_SECONDS:
             ended.append(name)
@@ -255,12 +255,12 @@ def _leave(agent: Agent) -> None:
     while any(map(is_held, leaves)) and time.monotonic() < end:
         _reap()
         time.sleep(TICK)
-    done = [name for name in agent.kept if _read(agent.jobs / name / "status.json").get("exit_status") == 0]
+    done = [name for name in agent.kept if read_json(agent.jobs / name / "status.json").get("exit_status") == 0]
     for name in done:
         del agent.kept[name]
     _tell_kept(agent)
     (agent.directory / f"node-{agent.node}.json").unlink(missing_ok=True)
-    if agent.node or not any(_read(file) for file in agent.directory.glob("jobs-*.json")):
+    if agent.node or not any(read_json(file) for file in agent.directory.glob("jobs-*.json")):
         return
     if agent.leaving == "taken":
         time.sleep(TAKEN_SECONDS)
@@ -289,7 +289,7 @@ def _tell_kept(agent: Agent) -> None:
 def _meeting_address(agent: Agent) -> str:
     """Of node 0, where ranks meet."""
     end = time.monotonic() + jobs.START_DEADLINE / 2
-    while not (found := _read(agent.directory / "node-0.json")) and time.monotonic() < end:
+    while not (found := read_json(agent.directory / "node-0.json")) and time.monotonic() < end:
         time.sleep(TICK)
     return str(found.get("address", "127.0.0.1"))
 
@@ -348,11 +348,3 @@ def _reap() -> None:
             pass
     except ChildProcessError:
         return
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value

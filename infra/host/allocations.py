@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.host import slurm
-from infra.host.files import write_json
+from infra.host.files import read_json, write_json
 from infra.host.gpu_leases import GONE_SECONDS, HOLD_SECONDS, alone
 
 FOLDER = "allocations"
@@ -82,7 +82,7 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
             slurm.cancel(found["slurm"])
             shutil.rmtree(directory, ignore_errors=True)
             return {"refused": f"it would wait for ever: {row.reason.strip('()')} ({found['asked']})"}
-        nodes = [_read(directory / f"node-{number}.json") for number in range(found["nodes"])]
+        nodes = [read_json(directory / f"node-{number}.json") for number in range(found["nodes"])]
         if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the queue was looked at
             slurm.forget(root)
             row = slurm.look(root).rows.get(found["slurm"])
@@ -132,7 +132,7 @@ def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict
     The request goes over the standard input of a step of the allocation, so that no variable in it is written down.
     """
     directory = root / lease
-    told, found = _read(directory / f"node-{node}.json"), _read(directory / "allocation.json")
+    told, found = read_json(directory / f"node-{node}.json"), read_json(directory / "allocation.json")
     row = slurm.look(root).rows.get(found.get("slurm", ""))
     if not told or row is None or row.state not in LIVE:
         return None
@@ -166,19 +166,19 @@ def _step(command: Sequence[str], given: str) -> dict[str, Any] | None:
 
 def poll(directory: Path) -> dict[str, Any] | None:
     """How a job is that an allocation keeps: None where it does not, and the job's directory says all."""
-    kept = _read(directory / "allocation")
+    kept = read_json(directory / "allocation")
     root = directory.parents[2] / FOLDER
     home = root / kept["lease"] if kept else root
-    if not kept or directory.name not in _read(home / f"jobs-{kept['node']}.json"):
+    if not kept or directory.name not in read_json(home / f"jobs-{kept['node']}.json"):
         return None
-    number = _read(home / "allocation.json").get("slurm", "")
+    number = read_json(home / "allocation.json").get("slurm", "")
     queue = slurm.look(root)
     row = queue.rows.get(number)
     if row is None and not queue.away:
         slurm.forget(root)
         with alone(root):
             _living(root, directory.parent, slurm.look(root))
-        if directory.name in _read(home / f"jobs-{kept['node']}.json"):
+        if directory.name in read_json(home / f"jobs-{kept['node']}.json"):
             return {"state": "running", "message": f"Slurm job {number} is ending"}
         return None
     if queue.away:
@@ -192,13 +192,13 @@ def poll(directory: Path) -> dict[str, Any] | None:
 
 def drop(directory: Path) -> bool:
     """No longer keep a job whose allocation waits for its turn; False where an agent has it."""
-    kept = _read(directory / "allocation")
+    kept = read_json(directory / "allocation")
     root = directory.parents[2] / FOLDER
     home = root / kept["lease"] if kept else root
-    names = _read(home / f"jobs-{kept['node']}.json") if kept else {}
+    names = read_json(home / f"jobs-{kept['node']}.json") if kept else {}
     if directory.name not in names:
         return False
-    row = slurm.look(root).rows.get(_read(home / "allocation.json").get("slurm", ""))
+    row = slurm.look(root).rows.get(read_json(home / "allocation.json").get("slurm", ""))
     if row is None or row.state != "PENDING":
         return False
     del names[directory.name]
@@ -209,7 +209,7 @@ def drop(directory: Path) -> bool:
 
 def kept_jobs(root: Path) -> list[str]:
     """The names of all jobs that allocations keep."""
-    return sorted({name for file in root.glob("*/jobs-*.json") for name in _read(file)})
+    return sorted({name for file in root.glob("*/jobs-*.json") for name in read_json(file)})
 
 
 def waits_for(number: str, row: slurm.Row | None, queue: slurm.Queue) -> str:
@@ -281,7 +281,7 @@ def _living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
         if time.time() - gone.stat().st_mtime > GONE_SECONDS:
             gone.unlink()
     for directory in sorted(path for path in root.iterdir() if path.is_dir()):
-        told = _read(directory / "allocation.json")
+        told = read_json(directory / "allocation.json")
         row = queue.rows.get(told.get("slurm", ""))
         if told and row is None and not queue.away and _has_ended(told["slurm"]):
             _bury(directory, jobs, told["slurm"])
@@ -289,12 +289,12 @@ def _living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
         if not told:  # its submission was killed, or is under way: then this lock is held by it
             shutil.rmtree(directory, ignore_errors=True)
             continue
-        running = sorted({name for file in directory.glob("jobs-*.json") for name in _read(file)})
+        running = sorted({name for file in directory.glob("jobs-*.json") for name in read_json(file)})
         holders = sorted(
             holder.name for holder in (directory / "holders").glob("*")
             if time.time() - holder.stat().st_mtime < HOLD_SECONDS
         )  # fmt: skip
-        gpus = sorted({gpu for file in directory.glob("node-*.json") for gpu in _read(file).get("gpus", [])})
+        gpus = sorted({gpu for file in directory.glob("node-*.json") for gpu in read_json(file).get("gpus", [])})
         found.append({
             "lease": directory.name, "gpus": gpus, "who": told["who"], "since": told["since"], "running": running,
             "jobs": sorted({*told["jobs"], *running}), "holders": holders, "kept": None, "slurm": told["slurm"],
@@ -324,7 +324,7 @@ def _bury(directory: Path, jobs: Path, number: str) -> None:
         message = f"Slurm job {number} ended before its agent began ({state or 'Slurm no longer knows why'})"
         for holder in (directory / "holders").glob("*"):
             (root / f"failed-{holder.name}").write_text("\n    ".join([message, *_last_lines(directory / "log")]))
-    for name in {name for file in directory.glob("jobs-*.json") for name in _read(file)}:
+    for name in {name for file in directory.glob("jobs-*.json") for name in read_json(file)}:
         if (jobs / name / "status.json").exists():
             continue
         message = f"Slurm job {number} was ended: {state or 'Slurm no longer knows why'}"
@@ -344,11 +344,3 @@ def _last_lines(log: Path) -> list[str]:
 
 def _hold(directory: Path, token: str, who: str) -> None:
     (directory / "holders" / token).write_text(who)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value

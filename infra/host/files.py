@@ -10,6 +10,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What is there; nothing where it is not, or can't be read."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value
+
+
 def write_text(path: Path, text: str) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.write_text(text)

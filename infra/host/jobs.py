@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.host import allocations
-from infra.host.files import write_json, write_text
+from infra.host.files import read_json, write_json, write_text
 from rollouts_core.store.locks import is_held, try_lock
 
 START_DEADLINE = 30.0
@@ -76,8 +76,8 @@ def poll(jobs: Path, name: str) -> dict[str, Any]:
         return {"state": "absent"}
     if is_held(directory / "lock"):
         return {"state": "running"}
-    status = _read_json(directory / "status.json")
-    message = _read_json(directory / "failure.json").get("message", "")
+    status = read_json(directory / "status.json")
+    message = read_json(directory / "failure.json").get("message", "")
     if not status:
         return {"state": "lost", "message": message}
     return {"state": "finished", "exit_status": status["exit_status"], "reason": status["reason"], "message": message}
@@ -85,7 +85,7 @@ def poll(jobs: Path, name: str) -> dict[str, Any]:
 
 def attempt(jobs: Path, name: str) -> dict[str, int]:
     """Where in log and metrics the current attempt's output begins, in bytes."""
-    begun = _read_json(jobs / name / "attempt.json")
+    begun = read_json(jobs / name / "attempt.json")
     return {"log": begun.get("log", 0), "metrics": begun.get("metrics", 0)}
 
 
@@ -192,11 +192,3 @@ def _read(path: Path, offset: int) -> bytes:
             return content.read(READ_AT_ONCE)
     except FileNotFoundError:
         return b""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return value

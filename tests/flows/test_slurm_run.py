@@ -15,9 +15,11 @@ from tests.conftest import Done, until
 from tests.flows.test_remote_run import DEADLINE, SECRET, made, start, variables
 
 Rollouts = Callable[..., Done]
-Start = Callable[..., "subprocess.Popen[str]"]
+Begin = Callable[..., "subprocess.Popen[str]"]
 __all__ = ["start", "variables"]
 LONG_SFT = {"steps": 2000, "checkpoint_every": 50}
+ENDLESS = {"steps": 10**6}
+SFT_ONLY: dict[str, Any] = {"rl": None, "data": {"heldout": None}}
 ON_CLUSTER = {"kind": "slurm", "name": "cluster", "gpus": 1, "device": "cpu"}
 """The GPUs are device files: jobs get them and compute on the CPU."""
 
@@ -26,6 +28,16 @@ ON_CLUSTER = {"kind": "slurm", "name": "cluster", "gpus": 1, "device": "cpu"}
 def alone(tmp_path: Path) -> Path:
     """The store of an undisturbed run on this machine."""
     return tmp_path / "here"
+
+
+@pytest.fixture
+def begin(start: Callable[..., "subprocess.Popen[str]"], config_file: Callable[..., Path]) -> Begin:
+    """Start a run of the small config on the cluster, some parts changed."""
+
+    def begin(**parts: Any) -> "subprocess.Popen[str]":
+        return start("run", config_file(**{"machine": ON_CLUSTER, **parts}), "--json")
+
+    return begin
 
 
 def store_of(cluster: Cluster) -> Path:
@@ -83,7 +95,7 @@ def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
 )
 def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
     rollouts: Rollouts,
-    start: Start,
+    begin: Begin,
     config_file: Callable[..., Path],
     cluster: Cluster,
     alone: Path,
@@ -92,7 +104,7 @@ def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
 ) -> None:
     assert rollouts("run", config_file(sft=LONG_SFT), "--store", alone, **variables).status == 0
     secret = {"environment": ["SOME_TOKEN"]} if fault == "requeued with a secret" else {}
-    run = start("run", config_file(sft=LONG_SFT, machine={**ON_CLUSTER, **secret}), "--json")
+    run = begin(sft=LONG_SFT, machine={**ON_CLUSTER, **secret})
     checkpoint(cluster)
     (job,) = cluster.jobs()
     if fault == "preempted":
@@ -118,19 +130,16 @@ def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
 
 @pytest.mark.slow
 def test_a_stage_that_is_longer_than_an_allocation_is_finished_by_several(
-    rollouts: Rollouts,
-    start: Start,
-    config_file: Callable[..., Path],
+    begin: Begin,
     cluster: Cluster,
     alone: Path,
     tmp_path: Path,
-    variables: dict[str, str],
 ) -> None:
     """Allocations of one minute, of which jobs leave the last twenty seconds, behind a checkpoint."""
     sft = {"steps": 12000, "checkpoint_every": 100000}
     inventory = tmp_path / "machines.toml"
     inventory.write_text(inventory.read_text().replace('partition = "gpu"', 'partition = "short"'))
-    run = start("run", config_file(sft=sft, rl=None, data={"heldout": None}, machine=ON_CLUSTER), "--json")
+    run = begin(sft=sft, **SFT_ONLY)
     output = finished(run, cluster)
     assert "is queued again" in output
     assert "resuming after step" in output
@@ -140,7 +149,7 @@ def test_a_stage_that_is_longer_than_an_allocation_is_finished_by_several(
 @pytest.mark.parametrize("fault", ["none", "requeued"])
 def test_two_nodes_learn_what_one_device_learns(
     rollouts: Rollouts,
-    start: Start,
+    begin: Begin,
     config_file: Callable[..., Path],
     cluster: Cluster,
     tmp_path: Path,
@@ -152,8 +161,7 @@ def test_two_nodes_learn_what_one_device_learns(
     config = config_file(sft=sft, rl=None)
     one = rollouts("run", config, "--json", "--store", tmp_path / "here", **variables)
     assert one.status == 0, one.err
-    config = config_file(sft=sft, rl=None, machine={**ON_CLUSTER, "nodes": 2}, backend={"processes": 2})
-    run = start("run", config, "--json")
+    run = begin(sft=sft, rl=None, machine={**ON_CLUSTER, "nodes": 2}, backend={"processes": 2})
     checkpoint(cluster)
     assert cluster.jobs("%D") == ["2"]
     if fault == "requeued":
@@ -172,7 +180,7 @@ def test_two_nodes_learn_what_one_device_learns(
 @pytest.mark.parametrize("fault", ["none", "requeued"])
 def test_servers_on_further_nodes_give_the_bits_of_one_machine(
     rollouts: Rollouts,
-    start: Start,
+    begin: Begin,
     config_file: Callable[..., Path],
     cluster: Cluster,
     alone: Path,
@@ -184,7 +192,7 @@ def test_servers_on_further_nodes_give_the_bits_of_one_machine(
     parts: dict[str, Any] = {"sft": {"steps": 20}, "rl": rl, "results": {"artifacts": ["rl"]}}
     assert rollouts("run", config_file(**parts), "--store", alone, **variables).status == 0
     engine = {"kind": "embedded", "replicas": 2, "machines": {"nodes": 2}, "start_minutes": 2.0}
-    run = start("run", config_file(**parts, engine=engine, machine=ON_CLUSTER), "--json")
+    run = begin(**parts, engine=engine)
     if fault == "requeued":
         checkpoint(cluster, "rl")
         cluster.run("scontrol", "requeue", *cluster.jobs())
@@ -196,19 +204,15 @@ def test_servers_on_further_nodes_give_the_bits_of_one_machine(
 
 @pytest.mark.slow
 def test_the_orchestrator_is_killed_and_the_same_command_finds_the_allocation(
-    rollouts: Rollouts,
-    start: Start,
-    config_file: Callable[..., Path],
+    begin: Begin,
     cluster: Cluster,
-    variables: dict[str, str],
 ) -> None:
-    config = config_file(sft={"steps": 3000}, rl=None, data={"heldout": None}, machine=ON_CLUSTER)
-    first = start("run", config)
+    first = begin(sft={"steps": 3000}, **SFT_ONLY)
     job = checkpoint(cluster).parents[1]
     first.kill()
     first.communicate()
     before = cluster.jobs()
-    second = start("run", config, "--json")
+    second = begin(sft={"steps": 3000}, **SFT_ONLY)
     output = finished(second, cluster)
     assert "its lease is joined" in output
     assert output.count("making sft-") == 1
@@ -219,14 +223,12 @@ def test_the_orchestrator_is_killed_and_the_same_command_finds_the_allocation(
 
 def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
     rollouts: Rollouts,
-    start: Start,
-    config_file: Callable[..., Path],
+    begin: Begin,
     cluster: Cluster,
     variables: dict[str, str],
 ) -> None:
     cluster.run("sbatch", "-N", "3", "--gres=gpu:2", "-o", "/dev/null", "-J", "others", "--wrap", "sleep 600")
-    config = config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None}, machine=ON_CLUSTER)
-    run = start("run", config)
+    run = begin(sft=ENDLESS, **SFT_ONLY)
     ours = until(lambda: [job for job in cluster.jobs("%i %j %T") if "rollouts-" in job], "our job in the queue")
     assert "PENDING" in ours[0]
     time.sleep(8.0)  # Slurm is asked every few seconds
@@ -235,7 +237,7 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
     assert "1 of 1 in the queue of gpu" in output
     until(lambda: cluster.jobs("%j") == ["others"], "it leaves the queue", 30.0)
     cluster.run("scancel", "--name=others")
-    run = start("run", config)
+    run = begin(sft=ENDLESS, **SFT_ONLY)
     checkpoint(cluster)
     (live, _) = rollouts("runs", "--json", **variables).json()
     assert rollouts("cancel", live["run_id"], **variables).status == 0
@@ -245,12 +247,10 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
 
 @pytest.mark.slow
 def test_an_allocation_that_a_person_cancels_fails_its_stage(
-    rollouts: Rollouts,
-    start: Start,
-    config_file: Callable[..., Path],
+    begin: Begin,
     cluster: Cluster,
 ) -> None:
-    run = start("run", config_file(sft={"steps": 10**6}, rl=None, data={"heldout": None}, machine=ON_CLUSTER))
+    run = begin(sft=ENDLESS, **SFT_ONLY)
     checkpoint(cluster)
     cluster.run("scancel", *cluster.jobs())
     output, _ = run.communicate(timeout=DEADLINE)
