@@ -224,7 +224,8 @@ def waits_for(number: str, row: slurm.Row | None, queue: slurm.Queue) -> str:
         return f"Slurm job {number}: {SLOW_STATES.get(row.state, row.state.lower())}"
     place, of = slurm.place_in_line(number, row.partition)
     line = f", {place} of {of} in the queue of {row.partition}" if place else ""
-    return f"Slurm job {number} waits: {row.reason.strip('()')}{line}{_expected(row.start)}"
+    reason = row.reason.strip("()")
+    return f"Slurm job {number} waits{'' if reason == 'None' else f': {reason}'}{line}{_expected(row.start)}"
 
 
 def _expected(start: str) -> str:
