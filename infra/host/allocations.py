@@ -69,12 +69,20 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
             return {"failed": message}
         mine = [found for found in living if ask["token"] in found["holders"]]
         shared = [found for found in living if set(found["jobs"]) & set(ask["jobs"])]
+        asked = {"nodes": ask["slurm"]["nodes"], "asked": " ".join(ask["slurm"]["options"])}
+        fitting = [found for found in shared if found["running"] or asked.items() <= found.items()]
         try:
-            found = (mine or shared or [_submitted(root, ask)])[0]
+            for found in shared:
+                if not mine and not fitting and not found["holders"]:  # a run that has ended asked for something else
+                    slurm.cancel(found["slurm"])
+            found = (mine or fitting or [_submitted(root, ask)])[0]
         except slurm.Refused as error:
             return {"refused": str(error)}
         except slurm.Away as error:
             return {"waiting": f"Slurm does not answer: {error}"}
+        if ask["node"] >= found["nodes"]:
+            said = f"a job of this run is running in Slurm job {found['slurm']}, which has {found['nodes']} nodes"
+            return {"refused": f"{said}; `rollouts cancel` ends it"}
         directory = root / found["lease"]
         _hold(directory, ask["token"], ask["who"])
         row = queue.rows.get(found["slurm"])
