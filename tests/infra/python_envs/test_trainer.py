@@ -24,6 +24,8 @@ from rollouts_core.errors import BadInput
 from rollouts_core.observe.runs import RunLog
 from rollouts_core.store.local import LocalStore
 from rollouts_core.store.manifest import ArtifactId
+from tests.cluster import Cluster
+from tests.conftest import until
 from tests.hosts import HostMachine, write_inventory
 
 Hosts = tuple[HostMachine, HostMachine]
@@ -91,6 +93,20 @@ def test_it_is_built_once_and_found_again(reach: Callable[..., MachineSession], 
     described = json.loads((LocalStore(tmp_path / "store").open(artifact) / "environment.json").read_text())
     assert described["pins"] == ["tiny==1.0"]
     assert described["versions"]["tiny"] == "1.0"
+
+
+def test_on_a_cluster_a_node_builds_it(cluster: Cluster, tmp_path: Path, wheels: Path, run_log: RunLog) -> None:
+    inventory = tmp_path / "machines.toml"
+    own = f'environment = "built"\nrequirements = "{tmp_path}/pins.txt"\nwheels = "{wheels}"'
+    inventory.write_text(inventory.read_text().replace('environment = "own"', own))
+    store, settings = LocalStore(tmp_path / "store"), MachineConfig(kind="slurm", name="cluster", gpus=0)
+    machine = SSHMachine(Remote("cluster", find_host("cluster"), 60.0).open(), store, settings, "a test")
+    said, _ = prepared(MachineSession(machine, store, settings, run_log))
+    assert any("Successfully installed tiny-1.0" in line for line in said)
+    (job,) = (cluster.host.work / "store" / "jobs").glob("environment-*")
+    assert json.loads((job / "allocation").read_text())["node"] == 0
+    machine.release()
+    until(lambda: not cluster.jobs(), "the allocation is given back", 30.0)
 
 
 def test_uv_builds_it_where_the_host_has_uv(reach: Callable[..., MachineSession], hosts: Hosts, tmp_path: Path) -> None:
