@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rollouts_core.config.loading import from_data
 from rollouts_core.data import tokenized
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import AskedToLeave, BadInput
 from rollouts_core.inference.engine import Completion
 from rollouts_core.metrics.loggers import JSONLLogger, read_jsonl
 from rollouts_core.rollout.journal import RolloutJournal
@@ -78,8 +78,8 @@ def fated(kills: list[int]) -> Iterator[Fate]:
         yield fate
 
 
-def make(stage: Stage, store: LocalStore) -> None:
-    with open_session() as session:
+def make(stage: Stage, store: LocalStore, leave: Path | None = None) -> None:
+    with open_session(leave=leave) as session:
         make_stage(stage, store, JSONLLogger(store.home / "followed.jsonl"), "cpu", session)
 
 
@@ -121,6 +121,24 @@ def config(small_config: dict[str, Any]) -> dict[str, Any]:
     small_config["rl"] |= {"steps": 5, "steps_per_segment": 5, "checkpoint_every": 2, "log_samples": 100}
     small_config["data"]["heldout"] = None
     return small_config
+
+
+def test_a_stage_that_is_asked_to_leave_keeps_a_checkpoint_and_goes_on_to_the_same_bits(
+    config: dict[str, Any], undisturbed: Callable[[dict[str, Any]], tuple[Plan, LocalStore]], tmp_path: Path
+) -> None:
+    """Asked before every step: each attempt takes one, and the next goes on behind it."""
+    config["sft"]["checkpoint_every"] = config["rl"]["checkpoint_every"] = 100
+    stages, whole = undisturbed(config)
+    store, leave = LocalStore(tmp_path / "store"), tmp_path / "leave"
+    make(stages.tokenize, store)
+    assert stages.sft is not None
+    for stage, steps in ((stages.sft, 12), (stages.rl[0], 5)):
+        leave.touch()
+        for step in range(1, steps):
+            with pytest.raises(AskedToLeave, match=f"a checkpoint of step {step} is kept"):
+                make(stage, store, leave)
+        make(stage, store, leave)
+        assert content(store, stage) == content(whole, stage)
 
 
 TWICE = """
