@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import _parser
+from tests.cluster import Cluster
 from tests.conftest import COMMAND_DEADLINE
 from tests.hosts import HostMachine
 
@@ -131,6 +132,20 @@ def test_the_page_of_remote_machines_can_be_followed(
             inventory.write_text(inventory.read_text().replace(f"[{host.name}]", "[gpu1]"))
             continue
         _follow(command, project, environment, [])
+
+
+@pytest.mark.slow
+def test_the_page_of_clusters_can_be_followed(
+    project: Path, command_environment: dict[str, str], cluster: Cluster
+) -> None:
+    """On a real Slurm, whose inventory stands for the page's `machines add`."""
+    programs = project / "programs"
+    _write_programs(programs)
+    environment = {**command_environment, "PATH": f"{programs}:{os.environ['PATH']}"}
+    for command in commands_of(ROOT / "docs" / "slurm.md"):
+        if "machines add" not in command:
+            _follow(command, project, environment, [])
+    assert not cluster.jobs()
 
 
 def _follow(command: str, project: Path, environment: dict[str, str], going_on: list["subprocess.Popen[str]"]) -> None:
