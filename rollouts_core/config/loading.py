@@ -133,7 +133,8 @@ def _validated(data: dict[str, Any]) -> tuple[PipelineConfig | None, list[str]]:
             return None, problems + list(error.problems)
         except ValidationError as error:
             found = problem_lines(error)
-            new = [line for line in found if line not in problems and line.split(".")[0] not in emptied]
+            begins = tuple(f"{part}{mark}" for part in emptied for mark in ".:")
+            new = [line for line in found if line not in problems and not line.startswith(begins)]
             problems += [line for line in new if not (problems and line.endswith("is required"))]
             if not new or not _set_aside(remaining, error, emptied):
                 break
@@ -155,7 +156,7 @@ def _set_aside(data: dict[str, Any], error: ValidationError, emptied: set[str]) 
             continue
         value = holder.pop(name)
         if detail["type"] == "value_error" and isinstance(value, dict):
-            emptied.add(str(name))
+            emptied.add(".".join(map(str, (*parents, name))))
             holder[name] = {"kind": value["kind"]} if "kind" in value else {}
         deleted = True
     return deleted

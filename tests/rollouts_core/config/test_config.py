@@ -292,3 +292,6 @@ def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() ->
     with pytest.raises(BadInput) as caught:
         load_config(Path("configs/arithmetic.py"), ["rl.minibatches=7"])
     assert caught.value.problems == ("rl: batch_size 64 is not a multiple of minibatches 7",)
+    with pytest.raises(BadInput) as caught:
+        load_config(Path("configs/arithmetic.py"), ['engine.machines={"rented": 2}'])
+    assert caught.value.problems == ("engine.machines: rented: name an accelerator, as H100, or say gpus 0",)
