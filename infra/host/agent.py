@@ -54,6 +54,7 @@ from infra.host import (
     pool,
     runner,
     servers,
+    slurm,
     trees,
 )
 from infra.host.checksums import checksums
@@ -106,7 +107,7 @@ def serve(work: Path) -> int:
     while (request := _request()) is not None:
         try:
             answer: dict[str, Any] = {"value": CALLS[request["call"]](work, **request["arguments"])}
-        except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree) as error:
+        except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree, slurm.Away) as error:
             answer = _error(error)
         data = json.dumps(answer).encode()
         _write(LENGTH.pack(len(data)) + data)

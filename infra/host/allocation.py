@@ -101,6 +101,8 @@ def main(directory: Path, node: int) -> int:
             _answer_one(listening, agent)
             _look_after(agent)
             _tell_kept(agent)
+            if time.monotonic() - agent.looked > LOOK_SECONDS:
+                _look_at_directory(agent)
     if agent.leaving:
         _leave(agent)
     if others is not None:
@@ -162,7 +164,7 @@ def _go_on(agent: Agent) -> None:
     kept = read_json(agent.directory / f"jobs-{agent.node}.json")
     for name, how in kept.items():
         if how["secret"]:
-            message = "its allocation was queued again, and only the run that follows it has its environment variables"
+            message = "Slurm queued its allocation again, and it needs environment variables that only its run can give"
             write_json(agent.jobs / name / "failure.json", {"message": message})
             continue
         answer = _started(agent, {"job": {"name": name}, "variables": how["variables"], "secret": []})
@@ -171,17 +173,22 @@ def _go_on(agent: Agent) -> None:
     _tell_kept(agent)
 
 
-def _is_wanted(agent: Agent) -> bool:
-    """By a job or a run. Runs touch their files; two looks show it, whatever the clocks of the nodes say."""
-    if time.monotonic() - agent.looked < LOOK_SECONDS:
-        return True
+def _look_at_directory(agent: Agent) -> None:
+    """Whether runs hold the allocation, and whether node 0 leaves it. Runs touch their files. Two looks show that,
+    whatever the clocks of the nodes say."""
     agent.looked = time.monotonic()
     if agent.node and (agent.directory / "leaving").exists():
         agent.leaving = (agent.directory / "leaving").read_text() or "taken"
     seen = {path.name: path.stat().st_mtime for path in (agent.directory / "holders").glob("*")}
-    if agent.kept or any(agent.seen.get(name) != at for name, at in seen.items()):
-        agent.heard = time.monotonic()
+    if any(agent.seen.get(name) != at for name, at in seen.items()):
+        agent.heard = agent.looked
     agent.seen = seen
+
+
+def _is_wanted(agent: Agent) -> bool:
+    """By a job or a run; the agent of node 0 decides for all."""
+    if agent.kept:
+        agent.heard = time.monotonic()
     patience = IDLE_SECONDS if agent.had_jobs else FIRST_SECONDS
     return agent.node > 0 or time.monotonic() - agent.heard < patience
 

@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,8 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
             failed.unlink()
             return {"failed": message}
         mine = [found for found in living if ask["token"] in found["holders"]]
-        shared = [found for found in living if set(found["jobs"]) & set(ask["jobs"])]
-        asked = {"nodes": ask["slurm"]["nodes"], "asked": " ".join(ask["slurm"]["options"])}
-        fitting = [found for found in shared if found["running"] or asked.items() <= found.items()]
         try:
-            for found in shared:
-                if not mine and not fitting and not found["holders"]:  # a run that has ended asked for something else
-                    slurm.cancel(found["slurm"])
-            found = (mine or fitting or [_submitted(root, ask)])[0]
+            found = (mine or _joinable(living, ask) or [_submitted(root, ask)])[0]
         except slurm.Refused as error:
             return {"refused": str(error)}
         except slurm.Away as error:
@@ -83,22 +78,8 @@ def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
         if ask["node"] >= found["nodes"]:
             said = f"a job of this run is running in Slurm job {found['slurm']}, which has {found['nodes']} nodes"
             return {"refused": f"{said}; `rollouts cancel` ends it"}
-        directory = root / found["lease"]
-        _hold(directory, ask["token"], ask["who"])
-        row = queue.rows.get(found["slurm"])
-        if row is not None and row.reason.strip("()") in slurm.NEVER:
-            slurm.cancel(found["slurm"])
-            shutil.rmtree(directory, ignore_errors=True)
-            return {"refused": f"it would wait for ever: {row.reason.strip('()')} ({found['asked']})"}
-        nodes = [read_json(directory / f"node-{number}.json") for number in range(found["nodes"])]
-        if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the queue was looked at
-            slurm.forget(root)
-            row = slurm.look(root).rows.get(found["slurm"])
-        if row is None or row.state not in LIVE or not all(nodes):
-            return {"waiting": waits_for(found["slurm"], row, queue)}
-        there = nodes[ask["node"]]
-        told = {name: there[name] for name in ("gpus", "address", "host_key")}
-        return {**told, "lease": found["lease"], "joined": not mine, "kept": None}
+        _hold(root / found["lease"], ask["token"], ask["who"])
+        return _told(root, found, ask["node"], queue) | {"joined": not mine, "kept": None}
 
 
 def renew(root: Path, lease: str, token: str) -> bool:
@@ -122,7 +103,8 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
             (directory / "holders" / token).unlink()
         for found in _living(root, jobs, slurm.look(root)):
             if root / found["lease"] in held and not found["holders"] and not found["running"]:
-                slurm.cancel(found["slurm"])
+                with suppress(slurm.Away):  # its agent ends it
+                    slurm.cancel(found["slurm"])
                 slurm.forget(root)
 
 
@@ -174,50 +156,46 @@ def _step(command: Sequence[str], given: str) -> dict[str, Any] | None:
 
 def poll(directory: Path) -> dict[str, Any] | None:
     """How a job is that an allocation keeps: None where it does not, and the job's directory says all."""
-    kept = read_json(directory / "allocation")
-    root = directory.parents[2] / FOLDER
-    home = root / kept["lease"] if kept else root
-    if not kept or directory.name not in read_json(home / f"jobs-{kept['node']}.json"):
+    keeper = _keeper(directory)
+    if keeper is None:
         return None
-    number = read_json(home / "allocation.json").get("slurm", "")
-    queue = slurm.look(root)
+    home, node, number = keeper
+    queue = slurm.look(home.parent)
     row = queue.rows.get(number)
-    if row is None and not queue.away:
-        slurm.forget(root)
-        with alone(root):
-            _living(root, directory.parent, slurm.look(root))
-        if directory.name in read_json(home / f"jobs-{kept['node']}.json"):
-            return {"state": "running", "message": f"Slurm job {number} is ending"}
-        return None
     if queue.away:
         return {"state": "running", "message": f"Slurm does not answer ({queue.away}); the job may run on"}
-    if row is not None and row.state in LIVE and (home / "leaving").exists():
+    if row is None:
+        slurm.forget(home.parent)
+        with alone(home.parent):
+            _living(home.parent, directory.parent, slurm.look(home.parent))
+        ending = {"state": "running", "message": f"Slurm job {number} is ending"}
+        return ending if _keeper(directory) else None
+    if row.state in LIVE and (home / "leaving").exists():
         return {"state": "running", "message": f"Slurm job {number} leaves its nodes, and is queued again"}
-    if row is not None and row.state in LIVE and (home / f"node-{kept['node']}.json").exists():
+    if row.state in LIVE and (home / f"node-{node}.json").exists():
         return {"state": "running", "message": ""}
     return {"state": "running", "message": waits_for(number, row, queue)}
 
 
 def drop(directory: Path) -> bool:
     """No longer keep a job whose allocation waits for its turn; False where an agent has it."""
-    kept = read_json(directory / "allocation")
-    root = directory.parents[2] / FOLDER
-    home = root / kept["lease"] if kept else root
-    names = read_json(home / f"jobs-{kept['node']}.json") if kept else {}
-    if directory.name not in names:
+    keeper = _keeper(directory)
+    if keeper is None:
         return False
-    row = slurm.look(root).rows.get(read_json(home / "allocation.json").get("slurm", ""))
+    home, node, number = keeper
+    row = slurm.look(home.parent).rows.get(number)
     if row is None or row.state != "PENDING":
         return False
-    del names[directory.name]
+    names = read_json(home / f"jobs-{node}.json")
+    names.pop(directory.name, None)
     write_json(directory / "status.json", {"exit_status": None, "reason": "cancelled", "ended_at": time.time()})
-    write_json(home / f"jobs-{kept['node']}.json", names)
+    write_json(home / f"jobs-{node}.json", names)
     return True
 
 
 def kept_jobs(root: Path) -> list[str]:
     """The names of all jobs that allocations keep."""
-    return sorted({name for file in root.glob("*/jobs-*.json") for name in read_json(file)})
+    return sorted({name for directory in root.glob("*/") for name in _kept_in(directory)})
 
 
 def waits_for(number: str, row: slurm.Row | None, queue: slurm.Queue) -> str:
@@ -232,8 +210,19 @@ def waits_for(number: str, row: slurm.Row | None, queue: slurm.Queue) -> str:
         return f"Slurm job {number}: {SLOW_STATES.get(row.state, row.state.lower())}"
     place, of = slurm.place_in_line(number, row.partition)
     line = f", {place} of {of} in the queue of {row.partition}" if place else ""
-    reason = row.reason.strip("()")
-    return f"Slurm job {number} waits{'' if reason == 'None' else f': {reason}'}{line}{_expected(row.start)}"
+    reason = "" if row.reason == "None" else f": {row.reason}"
+    return f"Slurm job {number} waits{reason}{line}{_expected(row.start)}"
+
+
+def _keeper(directory: Path) -> tuple[Path, int, str] | None:
+    """The allocation that keeps a job: its directory, the node, its number in Slurm."""
+    kept = read_json(directory / "allocation")
+    if not kept:
+        return None
+    home = directory.parents[2] / FOLDER / kept["lease"]
+    if directory.name not in read_json(home / f"jobs-{kept['node']}.json"):
+        return None
+    return home, kept["node"], read_json(home / "allocation.json").get("slurm", "")
 
 
 def _expected(start: str) -> str:
@@ -248,6 +237,36 @@ def _expected(start: str) -> str:
     if minutes < 90:
         return f", in about {max(5, 5 * round(minutes / 5)):.0f} min" if minutes >= 3 else ", within five minutes"
     return f", in about {minutes / 60:.0f} hours"
+
+
+def _joinable(living: Sequence[dict[str, Any]], ask: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of the same jobs, where one of them runs or would be as good. Otherwise, what a run that has ended has left
+    of another shape is given back. Raises `slurm.Away`."""
+    shared = [found for found in living if set(found["jobs"]) & set(ask["jobs"])]
+    asked = {"nodes": ask["slurm"]["nodes"], "asked": " ".join(ask["slurm"]["options"])}
+    fitting = [found for found in shared if found["running"] or asked.items() <= found.items()]
+    left = [] if fitting else [found for found in shared if not found["holders"]]
+    for found in left:
+        slurm.cancel(found["slurm"])
+    return fitting
+
+
+def _told(root: Path, found: Mapping[str, Any], number: int, queue: slurm.Queue) -> dict[str, Any]:
+    """What a node of an allocation has; or that it is waited for, or never comes. Raises `slurm.Away`."""
+    directory = root / found["lease"]
+    row = queue.rows.get(found["slurm"])
+    if row is not None and row.reason in slurm.NEVER:
+        slurm.cancel(found["slurm"])
+        shutil.rmtree(directory, ignore_errors=True)
+        return {"refused": f"it would wait for ever: {row.reason} ({found['asked']})"}
+    nodes = [read_json(directory / f"node-{place}.json") for place in range(found["nodes"])]
+    if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the queue was looked at
+        slurm.forget(root)
+        row = slurm.look(root).rows.get(found["slurm"])
+    if row is None or row.state not in LIVE or not all(nodes):
+        return {"waiting": waits_for(found["slurm"], row, queue)}
+    told = {name: nodes[number][name] for name in ("gpus", "address", "host_key")}
+    return {**told, "lease": found["lease"]}
 
 
 def _submitted(root: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,13 +311,14 @@ def _living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
     for directory in sorted(path for path in root.iterdir() if path.is_dir()):
         told = read_json(directory / "allocation.json")
         row = queue.rows.get(told.get("slurm", ""))
-        if told and row is None and not queue.away and _has_ended(told["slurm"]):
-            _bury(directory, jobs, told["slurm"])
+        ended = _end_of(told["slurm"]) if told and row is None and not queue.away else None
+        if ended is not None:
+            _bury(directory, jobs, f"Slurm job {told['slurm']}", ended)
             continue
         if not told:  # its submission was killed, or is under way: then this lock is held by it
             shutil.rmtree(directory, ignore_errors=True)
             continue
-        running = sorted({name for file in directory.glob("jobs-*.json") for name in read_json(file)})
+        running = _kept_in(directory)
         holders = sorted(
             holder.name for holder in (directory / "holders").glob("*")
             if now - holder.stat().st_mtime < HOLD_SECONDS
@@ -318,36 +338,37 @@ def _now(root: Path) -> float:
     return (root / "lock").stat().st_mtime
 
 
-def _has_ended(number: str) -> bool:
-    """A job that was submitted a moment ago may not be in the queue yet."""
+def _end_of(number: str) -> str | None:
+    """How a job ended, empty where Slurm has forgotten it; None where it goes on. One that was submitted a moment ago
+    may not be in the queue yet."""
     try:
-        state, _ = slurm.how_it_ended(number)
+        state = slurm.how_it_ended(number)
     except slurm.Away:
-        return False
-    return state not in ("PENDING", "CONFIGURING", "COMPLETING", *LIVE)
+        return None
+    return None if state in ("PENDING", "CONFIGURING", "COMPLETING", *LIVE) else state
 
 
-def _bury(directory: Path, jobs: Path, number: str) -> None:
+def _bury(directory: Path, jobs: Path, name: str, state: str) -> None:
     """Say in the directories of the jobs that ended with their allocation how that was, and to the runs that waited for
     one that has not begun."""
-    root = directory.parent
-    try:
-        state, _ = slurm.how_it_ended(number)
-    except slurm.Away:
-        return
+    how = state or "Slurm no longer knows why"
     if state not in NOBODYS_FAULT and not (directory / "begun").exists():
-        message = f"Slurm job {number} ended before its agent began ({state or 'Slurm no longer knows why'})"
+        message = "\n    ".join([f"{name} ended before its agent began ({how})", *_last_lines(directory / "log")])
         for holder in (directory / "holders").glob("*"):
-            (root / f"failed-{holder.name}").write_text("\n    ".join([message, *_last_lines(directory / "log")]))
-    for name in {name for file in directory.glob("jobs-*.json") for name in read_json(file)}:
-        if (jobs / name / "status.json").exists():
+            (directory.parent / f"failed-{holder.name}").write_text(message)
+    for job in {jobs / kept for kept in _kept_in(directory)}:
+        if (job / "status.json").exists():
             continue
-        message = f"Slurm job {number} was ended: {state or 'Slurm no longer knows why'}"
-        write_json(jobs / name / "failure.json", {"message": message})
+        write_json(job / "failure.json", {"message": f"{name} was ended: {how}"})
         if state == "CANCELLED":
             status = {"exit_status": None, "reason": "its Slurm job was cancelled", "ended_at": time.time()}
-            write_json(jobs / name / "status.json", status)
+            write_json(job / "status.json", status)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _kept_in(directory: Path) -> list[str]:
+    """The jobs of all its nodes."""
+    return sorted({name for file in directory.glob("jobs-*.json") for name in read_json(file)})
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -33,7 +33,7 @@ AWAY = re.compile(
     "temporarily unable|zero bytes|fetch_config|communication connection failure",
     re.IGNORECASE,
 )
-ENDED = re.compile(r"\bJobState=(\w+)\s+Reason=(\S+)")
+ENDED = re.compile(r"\bJobState=(\w+)")
 
 
 class Refused(Exception):
@@ -101,13 +101,13 @@ def place_in_line(number: str, partition: str) -> tuple[int, int]:
     return (waiting.index(number) + 1, len(waiting)) if number in waiting else (0, 0)
 
 
-def how_it_ended(number: str) -> tuple[str, str]:
-    """State and reason, as Slurm names them; empty where it has forgotten the job. Raises `Away`."""
+def how_it_ended(number: str) -> str:
+    """Its state, as Slurm names it; empty where it has forgotten the job. Raises `Away`."""
     try:
         found = ENDED.search(asked(["scontrol", "-o", "show", "job", number]))
     except Refused:
         found = None
-    return (found[1], found[2]) if found else ("", "")
+    return found[1] if found else ""
 
 
 def cancel(number: str) -> None:
@@ -151,8 +151,8 @@ def _look(known: Queue) -> Queue:
         lines = asked(["squeue", "-h", "--me", "-o", FORMAT]).splitlines()
     except (Away, Refused) as error:
         return Queue(known.rows, str(error))
-    rows = [line.split("|") for line in lines]
-    return Queue({row[0]: Row(*row[1:]) for row in rows if len(row) == len(FORMAT.split("|"))})
+    rows = [line.split("|") for line in lines if line.count("|") == FORMAT.count("|")]
+    return Queue({number: Row(state, reason.strip("()"), *rest) for number, state, reason, *rest in rows})
 
 
 def asked(command: list[str], given: str | None = None) -> str:

@@ -16,7 +16,6 @@ from rollouts_core.data.prompt_table import PromptTable
 from rollouts_core.data.prompts import DataBuffer, check_room, check_vocabulary
 from rollouts_core.data.tokenized import directories_of
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.errors import AskedToLeave
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.inference.registry import engine_for, shares_device
 from rollouts_core.metrics.health import Warnings
@@ -33,6 +32,7 @@ from rollouts_core.rollout.records import sample_record
 from rollouts_core.rollout.source import GeneratedRollouts, generating
 from rollouts_core.stages.acting import acting_of
 from rollouts_core.stages.backends import recipe_for, stage_backend
+from rollouts_core.stages.leaving import checkpoint_or_leave
 from rollouts_core.stages.policies import beginning_origin, start, trained_origin
 from rollouts_core.stages.specs import RLSpec
 from rollouts_core.stages.workspace import Work
@@ -94,11 +94,10 @@ def run(work: Work) -> dict[str, float]:
             work.log.rollouts(told, step.step)
             if spec.training.rollouts.keep_batches:
                 keep_batch(work.scratch / "batches", step.step, step.samples)
-            leaves = step.step < spec.stop and work.session.is_asked_to_leave()
-            if leaves or ((step.step - spec.start) % spec.training.checkpoint_every == 0 and step.step < spec.stop):
-                checkpoints.begin(step.step, partial(save_rl, trainer.backend, trainer.rollouts))
-            if leaves:
-                raise AskedToLeave(f"asked to leave: a checkpoint of step {step.step} is kept")
+            if step.step < spec.stop:
+                is_due = (step.step - spec.start) % spec.training.checkpoint_every == 0
+                save = partial(save_rl, trainer.backend, trainer.rollouts)
+                checkpoint_or_leave(work, checkpoints, step.step, is_due, save)
             if (complete := checkpoints.completed()) is not None:
                 trainer.journal.forget(complete)
     if spec.backend.lora is not None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rollouts_core.data.prompts import check_vocabulary
-from rollouts_core.errors import AskedToLeave
 from rollouts_core.stages.backends import stage_backend
+from rollouts_core.stages.leaving import checkpoint_or_leave
 from rollouts_core.stages.specs import DPOSpec, SFTSpec
 from rollouts_core.stages.workspace import Work
 from rollouts_core.training.backend import Metrics, TrainStep
@@ -53,11 +53,9 @@ def make_policy(
             last = step.step == training.steps
             if step.step % training.log_every == 0 or last:
                 work.log.log(metrics, step.step)
-            leaves = not last and work.session.is_asked_to_leave()
-            if leaves or (step.step % training.checkpoint_every == 0 and not last):
-                checkpoints.begin(step.step, backend.save)
-            if leaves:
-                raise AskedToLeave(f"asked to leave: a checkpoint of step {step.step} is kept")
+            if not last:
+                is_due = step.step % training.checkpoint_every == 0
+                checkpoint_or_leave(work, checkpoints, step.step, is_due, backend.save)
     if spec.backend.lora is not None:
         backend.save_adapter(work.out / "adapter")
     save_policy(model, tokenizer, work.out / "policy", backend.get_weights().result())
