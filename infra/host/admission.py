@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.host import allocations
+from infra.host import allocated
 from rollouts_core.store.locks import is_held
 
 GOOD_FOR_SECONDS = 3600.0
@@ -77,7 +77,7 @@ def _is_of(line: str, directory: Path) -> bool:
 
 def _lives(directory: Path) -> bool:
     """Whether the job of a directory runs, here or in an allocation."""
-    return is_held(directory / "lock") or allocations.poll(directory) is not None
+    return is_held(directory / "lock") or allocated.poll(directory) is not None
 
 
 def _directory_in(line: str) -> Path:

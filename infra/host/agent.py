@@ -43,6 +43,7 @@ from typing import Any
 
 from infra.host import (
     admission,
+    allocated,
     allocation,
     allocations,
     cluster,
@@ -55,9 +56,10 @@ from infra.host import (
     runner,
     servers,
     slurm,
+    steps,
     trees,
 )
-from infra.host.checksums import checksums
+from infra.host.checksums import SECONDS, checksums_here
 from infra.host.facts import facts, gpu_use, gpus, visible
 from rollouts_core.store.flush import flush
 from rollouts_core.store.locks import born
@@ -130,10 +132,43 @@ def start_allocated(
 ) -> bool:
     """Start a job in a Slurm allocation; False when that has ended. `secret`: the variables that nobody may keep."""
     request = {"job": {**job, "name": _name(job["name"])}, "variables": variables, "secret": secret}
-    answer = allocations.start(work / allocations.FOLDER, _name(lease), node, request)
+    answer = steps.start(work / allocated.FOLDER, _name(lease), node, request)
     if answer and "error" in answer:
         raise jobs.JobError(answer["error"])
     return answer is not None
+
+
+def start_array(
+    work: Path,
+    wanted: list[dict[str, Any]],
+    variables: Mapping[str, str],
+    who: str,
+    at_once: int,
+    asked: dict[str, Any],
+) -> dict[str, str]:
+    """Submit as one array those of the jobs that do not run: `refused` or `waiting` says why not, in Slurm's words."""
+    place = work / "store" / "jobs"
+    todo = [job for job in wanted if jobs.poll(place, _name(job["name"]))["state"] != "running"]
+    for job in todo:
+        jobs.prepare(place, job)
+    ask = {"who": who, "variables": variables, "at_once": at_once, "slurm": asked}
+    try:
+        number = allocations.submit_array(work / allocated.FOLDER, [job["name"] for job in todo], ask) if todo else ""
+    except slurm.Refused as error:
+        return {"refused": str(error)}
+    except slurm.Away as error:
+        return {"waiting": f"Slurm does not answer: {error}"}
+    return {"slurm": number}
+
+
+def checksums(work: Path, job: str) -> list[dict[str, Any]]:
+    """As `checksums_here`, asked for on the node where the job is."""
+    keeper = allocated.keeper_of(work / "store" / "jobs" / _name(job))
+    if keeper is None:
+        return checksums_here(work / "store" / "jobs", job)
+    home, node, _ = keeper
+    found: list[dict[str, Any]] = steps.ask(home.parent, home.name, node, "checksums_here", SECONDS, job=job)
+    return found
 
 
 def watch(work: Path, job: str, log: int, metrics: int, wait: float) -> dict[str, Any]:
@@ -234,7 +269,7 @@ def busy(work: Path) -> dict[str, Any]:
     store_jobs = work / "store" / "jobs"
     running = jobs.running(store_jobs)
     answering = {name: told for name in running if (told := servers.answering(store_jobs / name))}
-    leases = gpu_leases.living(work / "leases", store_jobs) + allocations.living(work / allocations.FOLDER, store_jobs)
+    leases = gpu_leases.living(work / "leases", store_jobs) + allocations.living(work / allocated.FOLDER, store_jobs)
     return {"jobs": running, "leases": leases, "servers": answering}
 
 
@@ -289,7 +324,7 @@ def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
     if told := drained(work):
         return {"busy": [], "drained": told["who"]}
     if "slurm" in ask:
-        return allocations.acquire(work / allocations.FOLDER, work / "store" / "jobs", ask)
+        return allocations.acquire(work / allocated.FOLDER, work / "store" / "jobs", ask)
     return gpu_leases.acquire(work / "leases", work / "store" / "jobs", ask)
 
 
@@ -305,14 +340,14 @@ def take_over(work: Path, old: str, job: str, lease: str, token: str, who: str) 
 def renew(work: Path, lease: str | None, token: str) -> bool:
     """Also keeps the connection's agent, and a rented host, from ending as idle."""
     (work / "alive").touch()
-    if lease is not None and (work / allocations.FOLDER / _name(lease)).exists():
-        return allocations.renew(work / allocations.FOLDER, lease, _name(token))
+    if lease is not None and (work / allocated.FOLDER / _name(lease)).exists():
+        return allocations.renew(work / allocated.FOLDER, lease, _name(token))
     return lease is None or gpu_leases.renew(work / "leases", _name(lease), _name(token))
 
 
 def release(work: Path, token: str, for_good: bool) -> None:
     gpu_leases.release(work / "leases", work / "store" / "jobs", _name(token), for_good)
-    allocations.release(work / allocations.FOLDER, work / "store" / "jobs", token, for_good)
+    allocations.release(work / allocated.FOLDER, work / "store" / "jobs", token, for_good)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -320,6 +355,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "gpu_use": lambda work: gpu_use(),
     "start": start,
     "start_allocated": start_allocated,
+    "start_array": start_array,
     "watch": watch,
     "attempt": lambda work, job: jobs.attempt(work / "store" / "jobs", _name(job)),
     "cancel": cancel,
@@ -333,7 +369,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "leave_behind": leave_behind,
     "lives": lives,
     "cluster": cluster.cluster,
-    "checksums": lambda work, job: checksums(work / "store" / "jobs", _name(job)),
+    "checksums": checksums,
+    "checksums_here": lambda work, job: checksums_here(work / "store" / "jobs", _name(job)),
     "place": lambda work, job: keeping.place(work / "store" / "jobs", _name(job)),
     "keep": lambda work, job, **told: keeping.keep(work / "store" / "jobs", _name(job), **told),
     "take_over": take_over,

@@ -1,8 +1,8 @@
 """Our agent in a Slurm allocation: `allocation DIRECTORY NODE`, one on each of its nodes.
 
 The one on node 0 is the allocation's script; it starts the others by srun, ends when nobody wants the allocation any
-more, and has Slurm queue it again when its time is over before its jobs are. The directory's files are described in
-`allocations`.
+more, and has Slurm queue it again when its time is over before its jobs are. That of an array's element ends with its
+job. The directory's files are described in `allocations`.
 
 Decision: jobs are this process's children, so Slurm accounts for them, limits them, and ends them with the allocation.
 They are started by requests over a socket of this node (`begin`). Their secret variables are in the memory of runner
@@ -11,6 +11,10 @@ starts it anew.
 
 Decision: before the time limit (`--signal`), jobs are asked to write a checkpoint and leave. When Slurm takes the nodes
 away at once, they go on from the checkpoint before. Both give the same bits.
+
+Decision: a node that Slurm has lost may run on, while its allocation begins again elsewhere. So each beginning writes
+down how often the allocation was queued again (`begun`). An agent that reads a higher number than its own ends its jobs
+and itself.
 """
 
 import ctypes
@@ -28,8 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.host import jobs, slurm
+from infra.host import compute_node, jobs, slurm
 from infra.host.files import read_json, write_json
+from infra.host.runner import end_children
 from rollouts_core.store.locks import is_held
 
 TICK = 0.25
@@ -41,6 +46,8 @@ IDLE_SECONDS = 60.0
 LOST_SECONDS = 2.0
 """Between the end of a job that was killed and saying so: when Slurm ends everything, its signal may be on the way."""
 LEFT_MARGIN = 10.0
+FENCED_SECONDS = 10.0
+"""How long a job may still run on a node that Slurm has lost, before it is started here."""
 TAKEN_SECONDS = 900.0
 """How long to wait, behind Slurm's signal that it takes the nodes, for it to do so."""
 SERVERS = "serve-"
@@ -74,6 +81,10 @@ class Agent:
     """When the directory was last looked at, which may be on another machine's disk."""
     written: Mapping[str, Any] | None = None
     """The jobs that are on the disk as kept."""
+    turn: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    """How often Slurm has queued the allocation again."""
+    fenced: bool = False
+    """Whether the allocation has begun again elsewhere."""
 
     @property
     def jobs(self) -> Path:
@@ -90,23 +101,27 @@ def main(directory: Path, node: int) -> int:
     if node == 0:
         for left in (*directory.glob("node-*.json"), directory / "leaving"):
             left.unlink(missing_ok=True)
+        write_json(directory / "begun", {"turn": agent.turn})
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(_socket_name(directory, node))
         listening.listen(8)
         listening.settimeout(TICK)
-        _say_what_is_here(agent)
-        others = _start_others(agent) if node == 0 and agent.told["nodes"] > 1 else None
+        write_json(directory / f"node-{node}.json", compute_node.described(agent.told["components"], node))
+        others = _start_others(agent) if node == 0 else []
         _go_on(agent)
-        while not agent.leaving and _is_wanted(agent):
+        while not agent.leaving and not agent.fenced and _is_wanted(agent):
             _answer_one(listening, agent)
             _look_after(agent)
             _tell_kept(agent)
             if time.monotonic() - agent.looked > LOOK_SECONDS:
                 _look_at_directory(agent)
-    if agent.leaving:
+    if agent.fenced:
+        print("the allocation has begun again elsewhere: what runs here is ended", flush=True)
+        end_children()
+    elif agent.leaving:
         _leave(agent)
-    if others is not None:
-        others.terminate()
+    for step in others:
+        step.terminate()
     return 0
 
 
@@ -134,29 +149,24 @@ def _leaves(agent: Agent, why: str) -> Callable[[int, Any], None]:
     return on_signal
 
 
-def _start_others(agent: Agent) -> "subprocess.Popen[bytes]":
-    others, here = agent.told["nodes"] - 1, os.environ["SLURMD_NODENAME"]
-    agents = [*_own_command(), "allocation", str(agent.directory), "rank"]
-    step = ["srun", "--overlap", f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1",
-            f"--exclude={here}", *agents]  # fmt: skip
-    return subprocess.Popen(step, stdin=subprocess.DEVNULL)
+def _start_others(agent: Agent) -> list["subprocess.Popen[bytes]"]:
+    """The agents of the other nodes: a step for each component of the allocation."""
+    components, here, started, first = agent.told["components"], os.environ["SLURMD_NODENAME"], [], 0
+    for place, count in enumerate(components):
+        others, exclude = (count - 1, [f"--exclude={here}"]) if place == 0 else (count, [])
+        group = [f"--het-group={place}"] if len(components) > 1 else []
+        step = ["srun", "--overlap", *group, f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", *exclude,
+                *compute_node.own_command(), "allocation", str(agent.directory), f"from-{first or 1}"]  # fmt: skip
+        if others:
+            started.append(subprocess.Popen(step, stdin=subprocess.DEVNULL))
+        first += count
+    return started
 
 
 def node_number(word: str) -> int:
-    """Of an agent that srun has started: `rank` stands for its place among these, counted from 1."""
-    return 1 + int(os.environ["SLURM_PROCID"]) if word == "rank" else int(word)
-
-
-def _say_what_is_here(agent: Agent) -> None:
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.isdigit()]
-    node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    (agent.directory / "begun").touch()
-    address = _address(node)
-    told = {
-        "node": node, "address": address, "host_key": _host_key(address), "gpus": list(range(len(visible))),
-        "agent": _own_command(),
-    }  # fmt: skip
-    write_json(agent.directory / f"node-{agent.node}.json", told)
+    """Of an agent that srun has started: `from-3` stands for its place among these, counted from 3."""
+    _, srun, first = word.rpartition("from-")
+    return int(first) + (int(os.environ["SLURM_PROCID"]) if srun else 0)
 
 
 def _go_on(agent: Agent) -> None:
@@ -167,16 +177,24 @@ def _go_on(agent: Agent) -> None:
             message = "Slurm queued its allocation again, and it needs environment variables that only its run can give"
             write_json(agent.jobs / name / "failure.json", {"message": message})
             continue
+        _wait_until_free(agent.jobs / name / "lock")
         answer = _started(agent, {"job": {"name": name}, "variables": how["variables"], "secret": []})
         if "error" in answer:
             write_json(agent.jobs / name / "failure.json", {"message": answer["error"]})
     _tell_kept(agent)
 
 
+def _wait_until_free(lock: Path) -> None:
+    end = time.monotonic() + FENCED_SECONDS
+    while is_held(lock) and time.monotonic() < end:
+        time.sleep(TICK)
+
+
 def _look_at_directory(agent: Agent) -> None:
-    """Whether runs hold the allocation, and whether node 0 leaves it. Runs touch their files. Two looks show that,
-    whatever the clocks of the nodes say."""
+    """Whether runs hold the allocation, node 0 leaves it, or it has begun again elsewhere. Runs touch their files. Two
+    looks show that, whatever the clocks of the nodes say."""
     agent.looked = time.monotonic()
+    agent.fenced = read_json(agent.directory / "begun").get("turn", 0) > agent.turn
     if agent.node and (agent.directory / "leaving").exists():
         agent.leaving = (agent.directory / "leaving").read_text() or "taken"
     seen = {path.name: path.stat().st_mtime for path in (agent.directory / "holders").glob("*")}
@@ -190,6 +208,8 @@ def _is_wanted(agent: Agent) -> bool:
     if agent.kept:
         agent.heard = time.monotonic()
     patience = IDLE_SECONDS if agent.had_jobs else FIRST_SECONDS
+    if agent.told["array"]:
+        return bool(agent.kept)
     return agent.node > 0 or time.monotonic() - agent.heard < patience
 
 
@@ -219,7 +239,7 @@ def _started(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
     (directory / "leave").unlink(missing_ok=True)
     write_json(directory / "allocation", {"lease": agent.directory.name, "node": agent.node})
     variables = dict(request["variables"])
-    if agent.told["nodes"] > 1:
+    if sum(agent.told["components"]) > 1:
         variables[ADDRESS] = _meeting_address(agent)
     try:
         if "command" in job:
@@ -299,33 +319,6 @@ def _meeting_address(agent: Agent) -> str:
     while not (found := read_json(agent.directory / "node-0.json")) and time.monotonic() < end:
         time.sleep(TICK)
     return str(found.get("address", "127.0.0.1"))
-
-
-def _address(node: str) -> str:
-    """By which other nodes reach it."""
-    try:
-        done = subprocess.run(
-            ["scontrol", "-o", "show", "node", node], capture_output=True, text=True, timeout=slurm.DEADLINE
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return node
-    found = [word.partition("=")[2] for word in done.stdout.split() if word.startswith("NodeAddr=")]
-    return found[0] if found else node
-
-
-def _host_key(address: str) -> str:
-    """Of this node's SSH server, by which other nodes reach it; empty where there is none. It is asked from here, so
-    nobody can stand between."""
-    try:
-        scan = ["ssh-keyscan", "-T", "3", "-t", "ed25519,ecdsa,rsa", address]
-        lines = subprocess.run(scan, capture_output=True, text=True, timeout=slurm.DEADLINE).stdout.splitlines()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return next((" ".join(line.split()[1:3]) for line in lines if line and not line.startswith("#")), "")
-
-
-def _own_command() -> list[str]:
-    return [sys.executable, str(Path(__file__).parents[2])]
 
 
 def _socket_name(directory: Path, node: int) -> str:

@@ -16,7 +16,7 @@ SECONDS = 300.0
 """For one replica's answer: it reads all of its weights."""
 
 
-def checksums(jobs: Path, name: str) -> list[dict[str, Any]]:
+def checksums_here(jobs: Path, name: str) -> list[dict[str, Any]]:
     """Of the replicas that the job's directory tells of: `name`, and `version` and `checksum`, or `problem`."""
     try:
         replicas = json.loads((jobs / name / "servers.json").read_text())["replicas"]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.host import allocations, gpu_leases, jobs
+from infra.host import allocated, allocations, gpu_leases, jobs
 
 BESIDE = re.compile(r"^serve-|-here$|-(ranks|node)-\d+$")
 """What tells the jobs beside that of an artifact from it."""
@@ -34,7 +34,7 @@ def note_run(work: Path, run: str, name: str, token: str, needs: Sequence[str]) 
 def noted_runs(work: Path) -> list[dict[str, Any]]:
     """`run`, `name`, `needs`, `at` (seconds since 1970) and `live` of each run, the latest first."""
     leases = gpu_leases.living(work / "leases", _jobs(work))
-    leases += allocations.living(work / allocations.FOLDER, _jobs(work))
+    leases += allocations.living(work / allocated.FOLDER, _jobs(work))
     holders = {token for lease in leases for token in lease["holders"]}
     used = _used(work)
     found = []

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.host import allocations
+from infra.host import allocated
 from infra.host.files import read_json, write_json, write_text
 from rollouts_core.store.locks import is_held, try_lock
 
@@ -46,14 +46,24 @@ def start(jobs: Path, job: Mapping[str, Any], runner: list[str], environment: Ma
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _starting(directory) as starting:
-            if set(job.get("asked_by", ())) & set(_withdrawn(directory)):
-                raise JobError(f"job {job['name']} was cancelled before it started")
+            _refuse_withdrawn(directory, job)
             if not is_held(directory / "lock"):
-                (directory / "cancel").unlink(missing_ok=True)
-                command = [part.format(directory=directory.resolve()) for part in job["command"]]
-                write_json(directory / "spec.json", job["spec"])
-                write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
+                _describe(directory, job)
             _run(directory, runner, starting, environment)
+    except OSError as error:
+        raise JobError(f"job {job['name']} could not be set up in {directory}: {error.strerror}") from error
+
+
+def prepare(jobs: Path, job: Mapping[str, Any]) -> None:
+    """Write a job's directory, and start nothing: `start_again` does, elsewhere. Raises `JobError`."""
+    directory = jobs / job["name"]
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _starting(directory):
+            _refuse_withdrawn(directory, job)
+            for left in ("status.json", "failure.json"):
+                (directory / left).unlink(missing_ok=True)
+            _describe(directory, job)
     except OSError as error:
         raise JobError(f"job {job['name']} could not be set up in {directory}: {error.strerror}") from error
 
@@ -70,14 +80,14 @@ def poll(jobs: Path, name: str) -> dict[str, Any]:
     """`state` (absent, running, finished, lost), `exit_status` and `reason` of a finished one, and a `message`: why it
     ended, or what a running one waits for."""
     directory = jobs / name
-    if told := allocations.poll(directory):
+    if told := allocated.poll(directory):
         return told
-    if not (directory / "attempt.json").exists():
+    message = read_json(directory / "failure.json").get("message", "")
+    if not message and not (directory / "attempt.json").exists():
         return {"state": "absent"}
     if is_held(directory / "lock"):
         return {"state": "running"}
     status = read_json(directory / "status.json")
-    message = read_json(directory / "failure.json").get("message", "")
     if not status:
         return {"state": "lost", "message": message}
     return {"state": "finished", "exit_status": status["exit_status"], "reason": status["reason"], "message": message}
@@ -119,7 +129,7 @@ def cancel(jobs: Path, name: str, asked_by: str | None = None) -> bool:
     while is_held(directory / "starting") or poll(jobs, name)["state"] == "running":
         was_there = True
         (directory / "cancel").touch()
-        if allocations.drop(directory):
+        if allocated.drop(directory):
             break
         if time.monotonic() > end:
             raise JobError(f"job {name} did not end within {CANCEL_DEADLINE:.0f} s of being cancelled")
@@ -138,7 +148,7 @@ def running(jobs: Path) -> list[str]:
     held = [path.parent for path in jobs.glob("*/lock") if is_held(path)]
     linked = {directory.resolve() for directory in held if directory.is_symlink()}
     found = {path.name for path in held if path.is_symlink() or path.resolve() not in linked}
-    return sorted({*found, *allocations.kept_jobs(jobs.parents[1] / allocations.FOLDER)})
+    return sorted({*found, *allocated.kept_jobs(jobs.parents[1] / allocated.FOLDER)})
 
 
 def runner_command() -> list[str]:
@@ -147,6 +157,18 @@ def runner_command() -> list[str]:
     if (here / "runner.py").is_file():
         return [sys.executable, str(here / "runner.py")]
     return [sys.executable, str(here.parents[1]), "runner"]
+
+
+def _describe(directory: Path, job: Mapping[str, Any]) -> None:
+    (directory / "cancel").unlink(missing_ok=True)
+    command = [part.format(directory=directory.resolve()) for part in job["command"]]
+    write_json(directory / "spec.json", job["spec"])
+    write_json(directory / "job.json", {"command": command, **{name: job[name] for name in LIMITS}})
+
+
+def _refuse_withdrawn(directory: Path, job: Mapping[str, Any]) -> None:
+    if set(job.get("asked_by", ())) & set(_withdrawn(directory)):
+        raise JobError(f"job {job['name']} was cancelled before it started")
 
 
 def _run(directory: Path, runner: list[str], starting: int, environment: Mapping[str, str]) -> None:

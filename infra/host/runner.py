@@ -66,7 +66,7 @@ def main(directory: str, starting: int | None = None) -> int:
     os.close(writer)
     reason = _watch(process)
     _end_group(process)
-    _end_orphans()
+    end_children()
     _write_json("status.json", {"exit_status": process.returncode, "reason": reason, "ended_at": time.time()})
     return 0
 
@@ -148,8 +148,8 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _end_orphans() -> None:
-    """Kill what left the group; the kernel has made it this process's child."""
+def end_children() -> None:
+    """Kill what left its group; the kernel has made it this process's child."""
     end = time.monotonic() + GRACE
     while time.monotonic() < end:
         try:

@@ -61,7 +61,7 @@ class Queue:
     """This user's jobs that have not ended."""
 
     rows: dict[str, Row] = field(default_factory=dict)
-    """By the job's number."""
+    """By the job's number: `7`; `7_3` is an element of an array, `7` the first component of a heterogeneous job."""
     away: str = ""
     """Why Slurm did not answer; the rows are then those of the last answer."""
 
@@ -148,11 +148,13 @@ def minutes(limit: str) -> int | None:
 
 def _look(known: Queue) -> Queue:
     try:
-        lines = asked(["squeue", "-h", "--me", "-o", FORMAT]).splitlines()
+        lines = asked(["squeue", "-h", "-r", "--me", "-o", FORMAT]).splitlines()
     except (Away, Refused) as error:
         return Queue(known.rows, str(error))
     rows = [line.split("|") for line in lines if line.count("|") == FORMAT.count("|")]
-    return Queue({number: Row(state, reason.strip("()"), *rest) for number, state, reason, *rest in rows})
+    return Queue({
+        number.removesuffix("+0"): Row(state, reason.strip("()"), *rest) for number, state, reason, *rest in rows
+    })  # fmt: skip
 
 
 def asked(command: list[str], given: str | None = None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.errors import LeaseLapsed, MachineError
 from infra.host import gpu_leases, jobs
-from infra.host.checksums import checksums
+from infra.host.checksums import checksums_here
 from infra.host.facts import gpus, visible
 from infra.machines.machine import Job, JobStatus, Offsets, Watched
 from infra.machines.requirements import wanted_gpus
@@ -100,7 +100,7 @@ class LocalMachine:
         jobs.hand(self._jobs, job, file, content)
 
     def checksums(self, job: str) -> Sequence[Mapping[str, Any]]:
-        return checksums(self._jobs, job)
+        return checksums_here(self._jobs, job)
 
     def has(self, artifact: ArtifactId) -> bool:
         return self._store.has(artifact)

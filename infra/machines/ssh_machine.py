@@ -18,7 +18,7 @@ from infra.host.jobs import CANCEL_DEADLINE, START_DEADLINE
 from infra.host.trees import tree_name
 from infra.machines.machine import Job, JobStatus, Offsets, Watched
 from infra.machines.requirements import passed_variables, wanted_gpus
-from infra.machines.submission import submission
+from infra.machines.submission import Component, submission
 from infra.machines.waiting import until_free
 from infra.transfer.inputs import input_trees, placed
 from infra.transfer.library import library_tree
@@ -59,8 +59,8 @@ class SSHMachine:
         self.python = ""
         """Known once the environment is there."""
         self._store, self._settings, self._who = store, settings, who
-        self.token, self.node, self._nodes = token or secrets.token_hex(8), node, 1
-        """Of a Slurm allocation: which node this is, and how many are asked for."""
+        self.token, self.node, self._components = token or secrets.token_hex(8), node, [Component(1)]
+        """Of a Slurm allocation: which node this is, and what is asked for."""
         self.address, self._host_key = remote.host.for_machines, ""
         """By which other machines reach it."""
         self._lease: str | None = None
@@ -85,12 +85,19 @@ class SSHMachine:
     def is_leased(self) -> bool:
         return self._lease is not None
 
-    def further_nodes(self, count: int) -> list["SSHMachine"]:
-        """So many nodes more of the Slurm allocation, before it is claimed. They are given back with this machine."""
-        first, self._nodes = self._nodes, self._nodes + count
+    def further_nodes(self, count: int, gpus: int | None = None, options: Sequence[str] = ()) -> list["SSHMachine"]:
+        """So many nodes more of the Slurm allocation, before it is claimed. They are given back with this machine.
+
+        With other `gpus` or `options` of sbatch than the first ones, they are a component of their own.
+        """
+        first = sum(component.nodes for component in self._components)
+        if gpus is None and not options and len(self._components) == 1:
+            self._components = [Component(first + count)]
+        else:
+            self._components.append(Component(count, gpus, tuple(options)))
         return [
             SSHMachine(self.remote, self._store, self._settings, self._who, self.token, node)
-            for node in range(first, self._nodes)
+            for node in range(first, first + count)
         ]
 
     def host_key(self) -> str:
@@ -116,7 +123,7 @@ class SSHMachine:
         wanted = wanted_gpus(self._settings, there)
         ask = {"token": self.token, "who": self._who, "gpus": wanted, "among": list(range(there)), "jobs": list(jobs)}
         if slurm := self.remote.host.slurm:
-            ask |= {"node": self.node, "slurm": submission(self.remote, slurm, self._settings, self._nodes)}
+            ask |= {"node": self.node, "slurm": submission(self.remote, slurm, self._settings, self._components)}
         answer = self.remote.call("acquire", ask={**ask, "label": label})
         if "refused" in answer:
             raise BadInput(f"{self.name}: Slurm refuses the job: {answer['refused']}")

@@ -1,6 +1,8 @@
 """What is asked of Slurm for a run."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infra.connection.remote import Remote
@@ -9,18 +11,39 @@ from infra.machines.requirements import wanted_gpus
 from rollouts_core.config import MachineConfig
 
 
-def submission(remote: Remote, slurm: Slurm, settings: MachineConfig, nodes: int) -> dict[str, Any]:
-    """One allocation of so many nodes, as `infra.host.allocations` submits it."""
+@dataclass(frozen=True)
+class Component:
+    """Nodes of an allocation that are alike."""
+
+    nodes: int
+    gpus: int | None = None
+    """On each; None: as many as the run's machine has."""
+    options: tuple[str, ...] = ()
+    """Of sbatch, for these nodes."""
+
+
+def submission(
+    remote: Remote, slurm: Slurm, settings: MachineConfig, components: Sequence[Component]
+) -> dict[str, Any]:
+    """One allocation, as `infra.host.allocations` submits it."""
+    own = wanted_gpus(settings, remote.host.gpus)
     hours = settings.time_limit_hours if slurm.hours is None else slurm.hours
     return {
         "agent": remote.command(),
         "partition": slurm.partition,
-        "nodes": nodes,
         "minutes": max(1, math.ceil(60 * hours)),
         "signal": slurm.signal_seconds,
         "modules": slurm.modules,
-        "options": [*_resources(slurm, wanted_gpus(settings, remote.host.gpus)), *chosen_options(slurm)],
+        "components": [
+            {"nodes": part.nodes, "options": _options(slurm, own if part.gpus is None else part.gpus, part.options)}
+            for part in components
+        ],
     }
+
+
+def _options(slurm: Slurm, gpus: int, options: Sequence[str]) -> list[str]:
+    """What is said last holds."""
+    return [*_resources(slurm, gpus), *chosen_options(slurm), *options]
 
 
 def chosen_options(slurm: Slurm) -> list[str]:

@@ -74,7 +74,7 @@ def _engine_machines(
     assert asked is not None, "servers here are not among them"
     if asked.nodes:
         assert isinstance(session.machine, SSHMachine), "the config's checks say so"
-        return tuple(session.machine.further_nodes(asked.nodes))
+        return tuple(session.machine.further_nodes(asked.nodes, asked.gpus, asked.options))
     if asked.rented:
         kind = key_of({"accelerator": asked.accelerator, "gpus": asked.gpus, "owner": owner})[:4]
         names = [f"{RENTED}{plan.stages[-1].key[:12]}-{kind}-{number}" for number in range(1, asked.rented + 1)]

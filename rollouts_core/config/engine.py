@@ -27,6 +27,11 @@ class EngineMachines:
     nodes: Operational[int] = Field(
         default=0, ge=0, description="So many further nodes of the trainer's Slurm allocation, and no other machines."
     )
+    options: Operational[tuple[str, ...]] = Field(
+        default=(),
+        description="nodes: options of sbatch for these nodes, as --partition=l40s. With these or gpus, they are asked "
+        "for as a component of their own (a heterogeneous job).",
+    )
     keep_minutes: Operational[float] = Field(
         default=0.0, ge=0, description="Servers stay so long when all is done, for the next run that wants the same."
     )
@@ -42,10 +47,12 @@ class EngineMachines:
             problems.append("keep_minutes: rented machines are given back when all is done")
         if self.accelerator and not self.rented:
             problems.append("accelerator is of rented machines; say how many are rented")
-        others = self.names or self.labels or self.gpus or self.gpu_memory_gb or self.rented
+        others = self.names or self.labels or self.gpu_memory_gb or self.rented
         if self.nodes and (others or self.keep_minutes):
-            problems.append("nodes: are of the trainer's allocation, with the GPUs that it asks for; say nothing else")
-        if not self.nodes and not others:
+            problems.append("nodes: are of the trainer's allocation; beside them, say only gpus and options")
+        if self.options and not self.nodes:
+            problems.append("options: are of sbatch, for nodes of the trainer's allocation; say how many nodes")
+        if not (self.nodes or others or self.gpus):
             problems.append("names: give machines, or what they must have: labels, gpus or gpu_memory_gb")
         if len(set(self.names)) < len(self.names):
             problems.append(f"names {', '.join(self.names)}: a machine is named twice")

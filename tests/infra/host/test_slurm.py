@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.host import slurm
-from infra.host.allocations import waits_for
+from infra.host.allocated import waits_for
 from infra.host.slurm import Away, Queue, Refused, Row, look, minutes
 
 

@@ -12,7 +12,7 @@ import torch
 from aiohttp import web
 from anyio import to_thread
 
-from infra.host.checksums import checksums
+from infra.host.checksums import checksums_here
 from rollouts_core.config import EngineConfig
 from rollouts_core.errors import EngineRefused
 from rollouts_core.inference import own_servers
@@ -129,7 +129,7 @@ def test_replicas_tell_a_checksum_of_what_they_hold(tmp_path: Path) -> None:
         (tmp_path / "serve" / "servers.json").write_text(json.dumps({"replicas": told}))
         for version in (1, 2):
             await engine.update_weights(weights_of(version), version)
-            found = await to_thread.run_sync(checksums, tmp_path, "serve")
+            found = await to_thread.run_sync(checksums_here, tmp_path, "serve")
             held = {"version": str(version), "checksum": checksum_of(weights_of(version))}
             assert found == [{"name": "r0", **held}, {"name": "r1", **held}]
 

@@ -1,0 +1,78 @@
+"""What is done on a node of a Slurm allocation, asked for on the login node: each a step of the allocation.
+
+Decision: a request goes over the standard input of the step, so that nothing in it is written down.
+"""
+
+import json
+import re
+import struct
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.host import slurm
+from infra.host.allocated import LIVE
+from infra.host.files import read_json
+
+STEP_SECONDS = 12.0
+STEPS_SECONDS = 24.0
+"""After a restart, Slurm's controller refuses steps for some seconds."""
+GONE = re.compile("invalid job id|completing or completed|revoked|expired|not running", re.IGNORECASE)
+"""Said of a step whose allocation ends."""
+LENGTH = struct.Struct(">I")
+
+
+def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Have the agent of a node start a job: its answer; None when the allocation has ended, or Slurm does not answer.
+
+    A start may be asked for twice.
+    """
+    said = _said(root, lease, node, ["begin", str(root / lease), str(node)], json.dumps(request).encode(), STEP_SECONDS)
+    if said is None or "again" in said:
+        return said and ({"error": said["again"]} if not slurm.AWAY.search(said["again"]) else None)
+    answer: dict[str, Any] = json.loads(said["printed"])
+    return answer
+
+
+def ask(root: Path, lease: str, node: int, call: str, seconds: float, **arguments: Any) -> Any:
+    """The answer of an agent on a node, as the login node's own gives it. Raises `slurm.Away`."""
+    request = json.dumps({"call": call, "arguments": arguments}).encode()
+    given = LENGTH.pack(len(request)) + request
+    said = _said(root, lease, node, ["serve", str(root.parent)], given, seconds)
+    if said is None or "again" in said:
+        raise slurm.Away((said or {}).get("again", "its allocation has ended"))
+    answer = json.loads(said["printed"][LENGTH.size :])
+    if "error" in answer:
+        raise OSError(answer["message"])
+    return answer["value"]
+
+
+def _said(
+    root: Path, lease: str, node: int, arguments: Sequence[str], given: bytes, seconds: float
+) -> dict[str, Any] | None:
+    """What a part of the agent prints on a node (`printed`); None when the allocation has ended; `again`: what Slurm
+    said, for a while, instead."""
+    told, found = read_json(root / lease / f"node-{node}.json"), read_json(root / lease / "allocation.json")
+    row = slurm.look(root).rows.get(found.get("slurm", ""))
+    if not told or row is None or row.state not in LIVE:
+        return None
+    component = [f"--het-group={told['component']}"] if len(found["components"]) > 1 else []
+    step = ["srun", f"--jobid={found['slurm']}", *component, "--overlap", "--nodes=1", "--ntasks=1", "--quiet",
+            f"--nodelist={told['node']}", *told["agent"], *arguments]  # fmt: skip
+    end = time.monotonic() + STEPS_SECONDS
+    while True:
+        try:
+            done = subprocess.run(step, input=given, capture_output=True, timeout=seconds)
+            if done.returncode == 0 and done.stdout:
+                return {"printed": done.stdout}
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()
+        except subprocess.TimeoutExpired:
+            said = f"it did not start within {seconds:.0f} s"
+        if GONE.search(said):
+            return None
+        if time.monotonic() > end:
+            slurm.forget(root)
+            return {"again": f"a step on {told['node']} failed: {said}"}
+        time.sleep(1.0)
