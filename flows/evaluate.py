@@ -66,7 +66,7 @@ def _evaluated(config: PipelineConfig, against: str | None) -> RunRecord:
     ):
         show_plan(stages, store, config.machine)
         bootstrap(machine)
-        data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
+        data = tokenize(stages.tokenize, this_machine(config.machine, store, run), machine)
         there = [point for point in stages.evaluate if all(map(machine.has, point.inputs.values()))]
         with serve_beside(stages, machine), serve_evaluation(config.evaluation.engine, there, machine):
             for point in there:

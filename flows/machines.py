@@ -127,6 +127,9 @@ SLURM: dict[str, dict[str, Any]] = {
     "exclusive": {"action": "store_true", "help": "share no node with others"},
     "hours": {"type": float, "help": "of one allocation"},
     "signal_seconds": {"type": int, "help": "so long before the end, jobs leave behind a checkpoint"},
+    "cpu_partition": {"help": "where jobs go that need no GPU"},
+    "container": {"help": "what jobs are run by: 'apptainer exec --nv --bind /scratch /images/torch.sif'"},
+    "local_disk": {"help": "a directory on each node's own disk"},
     "modules": {"action": "append", "metavar": "MODULE", "help": "what `module load` loads first"},
     "options": {"action": "append", "metavar": "OPTION", "help": "a further option of sbatch, as --options=--nice=100"},
 }

@@ -54,7 +54,7 @@ def post_train(config: PipelineConfig, start_again_from: Sequence[Chosen] = ()) 
     ):
         show_plan(stages, store, config.machine)
         bootstrap(machine)
-        data = tokenize(stages.tokenize, this_machine(config.machine, store, run))
+        data = tokenize(stages.tokenize, this_machine(config.machine, store, run), machine)
         policy = sft(stages.sft, data, machine) if stages.sft else None
         policy = dpo(stages.dpo, policy, machine) if stages.dpo else policy
         beside: list[PrefectFuture[ArtifactRef]] = []

@@ -47,7 +47,22 @@ class Slurm:
     signal_seconds: int = Field(
         default=120, ge=15, le=65535, description="So long before its end, jobs write a checkpoint and leave."
     )
+    cpu_partition: str | None = Field(
+        default=None,
+        pattern=WORD,
+        description="Where jobs go that need no GPU, as parts of tokenization; default: partition.",
+    )
     modules: tuple[str, ...] = Field(default=(), description="What `module load` is to load first.")
+    container: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What jobs are run by, with all their words: apptainer exec --nv --bind /scratch /images/torch.sif",
+    )
+    local_disk: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A directory on each node's own disk, for what is read again and again; may be a variable: $TMPDIR",
+    )
     options: tuple[str, ...] = Field(default=(), description="Further options of sbatch, passed as they are.")
 
 

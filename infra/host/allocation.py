@@ -21,6 +21,7 @@ import ctypes
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -29,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ LENGTH = struct.Struct(">I")
 CREDENTIALS = struct.Struct("3i")
 ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
 """As `rollouts_core.stages.ranks` reads it."""
+LOCAL_DISK = "ROLLOUTS_LOCAL_DISK"
+"""As `rollouts_core.stages.workspace` reads it."""
 
 
 @dataclass
@@ -108,6 +112,8 @@ def main(directory: Path, node: int) -> int:
         listening.settimeout(TICK)
         write_json(directory / f"node-{node}.json", compute_node.described(agent.told["components"], node))
         others = _start_others(agent) if node == 0 else []
+        if agent.told["local_disk"]:
+            _clear_local_disk(agent)
         _go_on(agent)
         while not agent.leaving and not agent.fenced and _is_wanted(agent):
             _answer_one(listening, agent)
@@ -122,6 +128,8 @@ def main(directory: Path, node: int) -> int:
         _leave(agent)
     for step in others:
         step.terminate()
+    if agent.told["local_disk"]:
+        shutil.rmtree(_local_directory(agent), ignore_errors=True)
     return 0
 
 
@@ -167,6 +175,22 @@ def node_number(word: str) -> int:
     """Of an agent that srun has started: `from-3` stands for its place among these, counted from 3."""
     _, srun, first = word.rpartition("from-")
     return int(first) + (int(os.environ["SLURM_PROCID"]) if srun else 0)
+
+
+def _local_directory(agent: Agent) -> Path:
+    """On this node's own disk: this allocation's, removed with it."""
+    root = agent.directory.parent
+    ours = f"{slurm.NAME}{sha256(bytes(root)).hexdigest()[:8]}-"
+    return Path(os.path.expandvars(agent.told["local_disk"])) / f"{ours}{agent.directory.name}"
+
+
+def _clear_local_disk(agent: Agent) -> None:
+    """Remove what agents that were killed have left on this node's own disk, of allocations that have ended."""
+    own, root = _local_directory(agent), agent.directory.parent
+    ours = own.name.removesuffix(agent.directory.name)
+    for directory in own.parent.glob(f"{ours}*"):
+        if not (root / directory.name.removeprefix(ours)).exists():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _go_on(agent: Agent) -> None:
@@ -241,6 +265,8 @@ def _started(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
     variables = dict(request["variables"])
     if sum(agent.told["components"]) > 1:
         variables[ADDRESS] = _meeting_address(agent)
+    if agent.told["local_disk"]:
+        variables[LOCAL_DISK] = str(_local_directory(agent))
     try:
         if "command" in job:
             jobs.start(agent.jobs, job, jobs.runner_command(), variables)

@@ -33,9 +33,6 @@ from infra.host.allocated import LIVE, waits_for
 from infra.host.files import read_json, write_json
 from infra.host.gpu_leases import alone
 
-NAME = "rollouts-"
-"""How the Slurm jobs' names begin."""
-
 
 def acquire(root: Path, jobs: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
     """An allocation for the run `token`: `lease`, `gpus`, `address`, `joined`; or why not yet (`waiting`), why never
@@ -189,6 +186,7 @@ def _description(ask: Mapping[str, Any], jobs: list[str], components: list[int],
     return {
         "slurm": "", "who": ask["who"], "jobs": jobs, "since": time.time(), "components": components,
         "signal": ask["slurm"]["signal"], "asked": _asked(ask["slurm"]), "array": array,
+        "local_disk": ask["slurm"]["local_disk"],
     }  # fmt: skip
 
 
@@ -206,7 +204,7 @@ def _options(lease: str, asked: Mapping[str, Any], component: Mapping[str, Any])
     limit = slurm.longest(asked["partition"])
     minutes = asked["minutes"] if limit is None else min(asked["minutes"], limit)
     return [
-        f"--job-name={NAME}{lease}", f"--time={minutes}", f"--nodes={component['nodes']}", "--ntasks-per-node=1",
+        f"--job-name={slurm.NAME}{lease}", f"--time={minutes}", f"--nodes={component['nodes']}", "--ntasks-per-node=1",
         "--open-mode=append", "--requeue", f"--signal=B:USR1@{asked['signal']}", *component["options"],
     ]  # fmt: skip
 

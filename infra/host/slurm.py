@@ -18,6 +18,8 @@ from typing import Any
 
 from infra.host.files import write_json
 
+NAME = "rollouts-"
+"""How the names of our Slurm jobs begin, and of their directories on nodes."""
 LOOK_SECONDS = 3.0
 DEADLINE = 25.0
 QUEUE = "queue.json"

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
                 del session.cursors[job.name]
                 if job.name in session.watches:
                     yield from session.watches[job.name].blame()
-                raise _failure(stage, seen.status, cursor)
+                raise failure_of(stage, seen.status, cursor.last_lines)
             if running and seen.status.message:  # it waits for its turn
                 end = time.monotonic() + job.time_limit + LIMIT_MARGIN
             if time.monotonic() > end:
@@ -225,8 +225,9 @@ def _told(record: dict[str, Any]) -> Told:
     return Progress(record["stage"], record["done"], record["total"], metrics, record["step"])
 
 
-def _failure(stage: Stage, status: JobStatus, cursor: Cursor) -> JobFailed:
-    lines = tuple(cursor.last_lines)
+def failure_of(stage: Stage, status: JobStatus, last_lines: Iterable[str]) -> JobFailed:
+    """How a job that has ended without its artifact is told."""
+    lines = tuple(last_lines)
     if status.state == "absent":
         return JobFailed(f"stage {stage.name}: its job left no trace; its machine's disk may be full", lines, False)
     if status.state == "lost":

@@ -31,7 +31,7 @@ class Job:
     name: str
     """Its directory; the same name is the same job."""
     command: tuple[str, ...]
-    """May hold `{directory}`, which the machine fills in."""
+    """May hold `{directory}`, which the machine fills in; other braces are doubled (`literal`)."""
     spec: Mapping[str, Any]
     """Becomes `spec.json` in the directory."""
     time_limit: float
@@ -72,6 +72,11 @@ class Watched:
     status: JobStatus
     log: bytes = b""
     metrics: bytes = b""
+
+
+def literal(text: str) -> str:
+    """Text that may have braces, as a part of a command."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 class Machine(Protocol):

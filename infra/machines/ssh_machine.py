@@ -3,10 +3,11 @@
 import base64
 import logging
 import secrets
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from infra.errors import LeaseLapsed, MachineError, Unreachable
 from infra.host import gpu_leases
 from infra.host.jobs import CANCEL_DEADLINE, START_DEADLINE
 from infra.host.trees import tree_name
-from infra.machines.machine import Job, JobStatus, Offsets, Watched
+from infra.inventory import Slurm
+from infra.machines.machine import Job, JobStatus, Offsets, Watched, literal
 from infra.machines.requirements import passed_variables, wanted_gpus
-from infra.machines.submission import Component, submission
+from infra.machines.submission import Component, for_arrays, submission
 from infra.machines.waiting import until_free
 from infra.transfer.inputs import input_trees, placed
 from infra.transfer.library import library_tree
@@ -35,6 +37,7 @@ from rollouts_core.store.store import Store
 BEAT_SECONDS = 10.0
 MARGIN = 10.0
 CHECKSUM_SECONDS = 330.0
+ARRAY_SECONDS = 90.0
 WATCH_SECONDS = 10.0
 """A host that takes longer to say how a job is counts as away."""
 
@@ -208,6 +211,14 @@ class SSHMachine:
             for said in self.claim([]):
                 logger.info(said)
 
+    def start_array(self, jobs: Sequence[Job], at_once: int | None) -> Iterator[str]:
+        """Start jobs that are alike on a cluster, as one job array, without GPUs and without secrets; those that run
+        already are left alone. At most so many run `at_once`. Yields why it must wait.
+
+        Raises `BadInput` where Slurm refuses it, `MachineError` when it has waited too long.
+        """
+        yield from until_free(partial(self._submit_array, jobs, at_once or 0), self._settings.wait_hours)
+
     def watch(self, job: str, at: Offsets, wait: float) -> Watched:
         try:
             answer = self.remote.call(
@@ -299,10 +310,10 @@ class SSHMachine:
 
     def _start(self, job: Job, lease: str | None) -> bool:
         secret = passed_variables(self._settings)
-        code = f"{self.remote.work}/code/{self.code}"
-        variables = {**secret, "PYTHONPATH": code, COMMIT_VARIABLE: git_commit() or ""}
+        variables = {**secret, **self._plain_variables()}
         deadline = START_DEADLINE + MARGIN
-        if self.remote.host.slurm:
+        if slurm := self.remote.host.slurm:
+            job = replace(job, command=(*_container(slurm), *job.command))
             there: bool = self.remote.call(
                 "start_allocated", deadline, job=asdict(job), variables=variables, secret=list(secret), lease=lease,
                 node=self.node,
@@ -313,6 +324,23 @@ class SSHMachine:
             "start", deadline, job=asdict(job), variables=variables, lease=lease, token=self.token
         )
         return started
+
+    def _plain_variables(self) -> dict[str, str]:
+        return {"PYTHONPATH": f"{self.remote.work}/code/{self.code}", COMMIT_VARIABLE: git_commit() or ""}
+
+    def _submit_array(self, jobs: Sequence[Job], at_once: int) -> str:
+        slurm = self.remote.host.slurm
+        assert slurm is not None, "arrays are of clusters"
+        contained = [replace(job, command=(*_container(slurm), *job.command)) for job in jobs]
+        settings = replace(self._settings, gpus=0, device="cpu")
+        answer = self.remote.call(
+            "start_array", ARRAY_SECONDS, wanted=[asdict(job) for job in contained], variables=self._plain_variables(),
+            who=self._who, at_once=at_once,
+            asked=submission(self.remote, for_arrays(slurm), settings, [Component(1)]),
+        )  # fmt: skip
+        if "refused" in answer:
+            raise BadInput(f"{self.name}: Slurm refuses the job array: {answer['refused']}")
+        return answer.get("waiting", "") and f"waiting for {self.name}: {answer['waiting']}"
 
     def _send(self, artifact: ArtifactId) -> Iterator[str]:
         if not self._store.has(artifact):
@@ -346,6 +374,11 @@ class SSHMachine:
                 continue
             if not alive:
                 logger.debug("the lease on %s has lapsed", self.name)
+
+
+def _container(slurm: Slurm) -> tuple[str, ...]:
+    """What jobs are run by."""
+    return tuple(map(literal, shlex.split(slurm.container or "")))
 
 
 def watched(answer: Mapping[str, Any]) -> Watched:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.connection.remote import Remote
@@ -34,11 +34,17 @@ def submission(
         "minutes": max(1, math.ceil(60 * hours)),
         "signal": slurm.signal_seconds,
         "modules": slurm.modules,
+        "local_disk": slurm.local_disk,
         "components": [
             {"nodes": part.nodes, "options": _options(slurm, own if part.gpus is None else part.gpus, part.options)}
             for part in components
         ],
     }
+
+
+def for_arrays(slurm: Slurm) -> Slurm:
+    """For jobs that need no GPU and share nodes."""
+    return replace(slurm, partition=slurm.cpu_partition or slurm.partition, exclusive=False)
 
 
 def _options(slurm: Slurm, gpus: int, options: Sequence[str]) -> list[str]:

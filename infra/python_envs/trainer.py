@@ -23,9 +23,10 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from infra.errors import MachineError
+from infra.host.environment import VERSIONS
 from infra.host.trees import Entry, tree_name
 from infra.jobs.session import MachineSession
-from infra.machines.machine import Job
+from infra.machines.machine import Job, literal
 from infra.machines.ssh_machine import SSHMachine
 from infra.python_envs.build import BUILD_SECONDS, followed_build
 from infra.transfer.library import tree_of
@@ -70,7 +71,11 @@ def prepare_environment(machine: SSHMachine, session: MachineSession) -> Iterato
     """
     began, store = time.perf_counter(), session.store
     machine.ship_library()
-    if machine.remote.host.environment == "own":
+    host = machine.remote.host
+    if host.environment == "own" and host.slurm and host.slurm.container:
+        yield from _own_in_container(machine, session, host.slurm.container, began)
+        return
+    if host.environment == "own":
         yield _own(machine, store, began)
         return
     pins, facts, wheels = _pins(machine), machine.remote.call("facts"), _wheels(machine)
@@ -80,6 +85,8 @@ def prepare_environment(machine: SSHMachine, session: MachineSession) -> Iterato
         "platform": facts["platform"],
         "wheels": tree_name(wheels) if wheels else None,
     }
+    if host.slurm and host.slurm.container:
+        described["container"] = host.slurm.container
     artifact = ArtifactId("bootstrap", key_of(described))
     place = f"{machine.remote.work}/environments/{artifact.key[:16]}"
     machine.python = f"{place}/bin/python"
@@ -103,6 +110,27 @@ def _own(machine: SSHMachine, store: Store, began: float) -> ArtifactId:
         imports = machine.remote.call("imports", DEADLINE, python=machine.python, check=CHECK)
         _record(store, artifact, described, imports, began)
     return artifact
+
+
+def _own_in_container(
+    machine: SSHMachine, session: MachineSession, container: str, began: float
+) -> Iterator[str | ArtifactId]:
+    """What the Python of a container has, once for each container: a job there says it."""
+    machine.python = machine.remote.host.python
+    described = {"machine": machine.name, "interpreter": machine.python, "container": container}
+    artifact = ArtifactId("bootstrap", key_of(described))
+    if not session.store.has(artifact):
+        command = (machine.python, "-c", literal(f"{VERSIONS}\n{CHECK}"))
+        job = Job(f"environment-{artifact.key[:16]}", command, {}, DEADLINE, DEADLINE, DEADLINE)
+        told = []
+        for line in followed_build(machine, job, session, "bootstrap", "the environment of its container"):
+            if line.startswith("{"):
+                told.append(json.loads(line))
+            else:
+                yield line
+        *_, versions, imports = told
+        _record(session.store, artifact, {**described, "versions": versions}, imports, began)
+    yield artifact
 
 
 def installed_pins() -> list[str]:

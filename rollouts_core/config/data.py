@@ -131,8 +131,13 @@ class TokenizationConfig:
     parts: Operational[int] = Field(
         default=1, ge=1, description="Tasks that tokenize at once, each a process of its own."
     )
-    task_runner: Operational[Literal["threads", "dask", "ray"]] = Field(
-        default="threads", description="Where Prefect runs them: threads of the flow here; or a cluster."
+    task_runner: Operational[Literal["threads", "dask", "ray", "slurm"]] = Field(
+        default="threads",
+        description="Where they run: on threads of the flow here; on a Dask or Ray cluster; or as one job array of the "
+        "Slurm cluster that the run is on (machine.kind slurm).",
+    )
+    at_once: Operational[int | None] = Field(
+        default=None, ge=1, description="slurm: so many run at once; null: as many as Slurm lets."
     )
     cluster: Operational[str | None] = Field(
         default=None, description="Address of the Dask scheduler or Ray head; null: one is started here."

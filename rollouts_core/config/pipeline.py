@@ -47,7 +47,12 @@ class PipelineConfig:
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":
         return or_raise(
-            self, _chain_problems(self) + _served_problems(self) + _length_problems(self) + _placement_problems(self)
+            self,
+            _chain_problems(self)
+            + _tokenization_problems(self)
+            + _served_problems(self)
+            + _length_problems(self)
+            + _placement_problems(self),
         )
 
 
@@ -95,6 +100,17 @@ def _served_problems(config: PipelineConfig) -> list[str]:
         elif found.task != "score" or "rl" not in found.asked_by:
             problems.append(f"rl.algorithm.teacher: served {name} needs task score, and rl in asked_by")
     return problems
+
+
+def _tokenization_problems(config: PipelineConfig) -> list[str]:
+    settings = config.data.tokenization
+    if settings.task_runner == "slurm" and config.machine.kind != "slurm":
+        return [
+            f"data.tokenization.task_runner: slurm is of a Slurm cluster, and machine.kind is {config.machine.kind}"
+        ]
+    if settings.at_once is not None and settings.task_runner != "slurm":
+        return ["data.tokenization.at_once: is of task_runner slurm; elsewhere give parts"]
+    return []
 
 
 def _placement_problems(config: PipelineConfig) -> list[str]:

@@ -19,7 +19,7 @@ def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, DPOSpec), "the planner pairs this stage with its spec"
     training = spec.training
-    pairs = PreferenceRows(directories_of(work.inputs["data"], "preferences"), work.scratch)
+    pairs = PreferenceRows(directories_of(work.inputs["data"], "preferences"), work.near)
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     origin = trained_origin(work, spec, tokenizer)
     model = start(work, origin)

@@ -14,7 +14,7 @@ def run(work: Work) -> dict[str, float]:
     spec = work.stage.spec
     assert isinstance(spec, SFTSpec), "the planner pairs this stage with its spec"
     training = spec.training
-    examples = ExampleRows(directories_of(work.inputs["data"], "demonstrations"), work.scratch)
+    examples = ExampleRows(directories_of(work.inputs["data"], "demonstrations"), work.near)
     tokenizer = load_tokenizer(str(work.inputs["data"] / "tokenizer"))
     origin = trained_origin(work, spec, tokenizer)
     model = start(work, origin)

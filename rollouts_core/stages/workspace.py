@@ -26,6 +26,7 @@ from rollouts_core.store.store import Store
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "datasets")
 WAIT_FOR_MAKER = 24 * 3600.0
+LOCAL_DISK = "ROLLOUTS_LOCAL_DISK"
 
 
 class StageLog:
@@ -101,6 +102,17 @@ class Work:
     device: str
     session: Session
     store: Store
+
+    @property
+    def near(self) -> Path:
+        """A directory for files that are made of the inputs and read again and again: on the machine's own disk where
+        it names one, and else among the partial work. They are made again where they are not there."""
+        disk = os.environ.get(LOCAL_DISK)
+        if not disk:
+            return self.scratch
+        place = Path(disk) / self.stage.artifact.directory
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return place
 
     def found(self, artifact: ArtifactId) -> Path | None:
         """The files of another artifact, where the store happens to have it."""

@@ -58,7 +58,7 @@ def parted(small_config: dict[str, Any], tmp_path: Path) -> Callable[..., tuple[
 
 @flow(validate_parameters=False, persist_result=False)
 def tokenizing(stage: Any, session: Any) -> None:
-    tokenize(stage, session)
+    tokenize(stage, session, session)
 
 
 @pytest.mark.usefixtures("prefect")
