@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.hosts import DEADLINE, PATH, HostMachine
 NODES = 3
 GPUS = 2
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+WITHOUT_ACCOUNTS = "AccountingStorageType=accounting_storage/none\nPreemptType=preempt/partition_prio"
 CONF = """
 ClusterName=trial
 SlurmctldHost={host}(127.0.0.1)
@@ -46,9 +47,8 @@ GresTypes=gpu
 MpiDefault=none
 SwitchType=switch/none
 JobCompType=jobcomp/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 KillWait=5
-PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[16821-{last_port}] CPUs=4 \
 RealMemory=8000 Gres=gpu:{gpus} State=UNKNOWN
@@ -119,13 +119,19 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(host: HostMachine) -> Iterator[Cluster]:
-    """Up, with all nodes idle; gone with all that its jobs have left."""
+def running_cluster(
+    host: HostMachine,
+    accounting: str = WITHOUT_ACCOUNTS,
+    start_accounts: Callable[[Cluster], None] = lambda cluster: None,
+) -> Iterator[Cluster]:
+    """Up, with all nodes idle; gone with all that its jobs have left. `accounting`: lines of its configuration;
+    `start_accounts` starts what keeps accounts, once munge answers."""
     cluster = Cluster(host)
     shutil.rmtree(cluster.home, ignore_errors=True)
     (cluster.home / "state").mkdir(parents=True)
-    _write_configuration(cluster.home, host.address)
+    _write_configuration(cluster.home, host.address, accounting)
     cluster.start_munge()
+    start_accounts(cluster)
     cluster.start_controller()
     for number in range(NODES):
         cluster.start_node(f"n{number + 1}")
@@ -146,11 +152,19 @@ def cluster_impossible() -> str:
     return f"a cluster needs {', '.join(missing)}: install slurmctld, slurmd, slurm-client, munge" if missing else ""
 
 
-def _write_configuration(home: Path, address: str) -> None:
+def _write_configuration(home: Path, address: str, accounting: str) -> None:
     (home / "munge.key").write_bytes(os.urandom(128))
     (home / "munge.key").chmod(0o600)
     host = socket.gethostname().partition(".")[0]
-    conf = CONF.format(host=host, home=home, address=address, nodes=NODES, last_port=16820 + NODES, gpus=GPUS)
+    conf = CONF.format(
+        host=host,
+        home=home,
+        address=address,
+        nodes=NODES,
+        last_port=16820 + NODES,
+        gpus=GPUS,
+        accounting=accounting.format(home=home),
+    )
     (home / "slurm.conf").write_text(conf)
     lines = []
     for number in range(1, NODES + 1):

@@ -186,11 +186,14 @@ def cluster(three_hosts: tuple[HostMachine, ...], tmp_path: Path) -> Iterator[Cl
     """A Slurm cluster behind host-a, which the inventory calls `cluster`."""
     if why := cluster_impossible():
         pytest.skip(why)
-    host = three_hosts[0]
-    table = host.table(gpus=2).replace(f"[{host.name}]", "[cluster]")
-    (tmp_path / "machines.toml").write_text(f'{table}[cluster.slurm]\npartition = "gpu"\nsignal_seconds = 20\n')
-    with running_cluster(host) as running:
+    write_cluster(three_hosts[0], tmp_path / "machines.toml")
+    with running_cluster(three_hosts[0]) as running:
         yield running
+
+
+def write_cluster(host: HostMachine, inventory: Path) -> None:
+    table = host.table(gpus=2).replace(f"[{host.name}]", "[cluster]")
+    inventory.write_text(f'{table}[cluster.slurm]\npartition = "gpu"\nsignal_seconds = 20\n')
 
 
 @pytest.fixture

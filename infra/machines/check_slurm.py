@@ -1,5 +1,6 @@
 """Whether a Slurm cluster is fit: its partitions, what one may use, what its nodes see."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,48 +10,73 @@ from infra.machines.finding import Finding
 from infra.machines.submission import chosen_options
 
 ANSWER_SECONDS = 90.0
+NEARLY_FULL = 0.9
+LIMITS = {
+    "maxjobs": "jobs at once:", "maxsubmit": "jobs in the queue:", "maxwall": "time of a job:", "maxtres": "of a job:",
+    "grptres": "of all jobs:",
+}  # fmt: skip
+"""Of an account, as `sacctmgr` names them, and for people."""
 
 
 def check_cluster(remote: Remote, slurm: Slurm) -> Iterator[Finding]:
     """One finding after another."""
+    program = shlex.split(slurm.container)[0] if slurm.container else ""
     told = remote.call(
-        "cluster", ANSWER_SECONDS, partition=slurm.partition, options=chosen_options(slurm), python=remote.host.python
-    )
+        "cluster", ANSWER_SECONDS, partition=slurm.partition, options=chosen_options(slurm), python=remote.host.python,
+        local_disk=slurm.local_disk or "", program=program,
+    )  # fmt: skip
     if "error" in told:
         advice = "is it a login node, and does `sinfo` work there?"
         yield Finding("slurm", "failed", told["error"], advice)
         return
     yield Finding("slurm", "ok", told["version"])
     yield partition_finding(slurm.partition, told["partitions"])
+    if slurm.cpu_partition:
+        yield partition_finding(slurm.cpu_partition, told["partitions"], "cpu_partition")
     if told["accounts"] is not None:
         yield accounts_finding(slurm, told["accounts"])
-    yield from node_findings(told["node"], remote.work)
+    yield from map(quota_finding, told["quotas"])
+    yield from node_findings(told["node"], remote.work, slurm)
 
 
-def partition_finding(wanted: str | None, rows: list[Mapping[str, str]]) -> Finding:
+def partition_finding(wanted: str | None, rows: list[Mapping[str, str]], field: str = "partition") -> Finding:
     """The partition that jobs go to, with its limit and what its nodes have."""
     names = ", ".join(sorted({row["partition"].rstrip("*") for row in rows}))
     own = [row for row in rows if (row["partition"].rstrip("*") == wanted if wanted else "*" in row["partition"])]
     if not own:
         lacks = f"there is no partition {wanted!r}" if wanted else "the cluster has no default partition"
-        return Finding("partition", "failed", lacks, f"set slurm.partition to one of {names}")
+        return Finding(field, "failed", lacks, f"set slurm.{field} to one of {names}")
     have = "; ".join(f"{row['nodes']} nodes with {_gres(row['gres'])}" for row in own)
     found = f"{own[0]['partition'].rstrip('*')}: {have}, at most {own[0]['limit']} a job"
     if all(row["state"] != "up" for row in own):
-        return Finding("partition", "failed", f"{found}, {own[0]['state']}", f"set slurm.partition to one of {names}")
-    return Finding("partition", "ok", found)
+        return Finding(field, "failed", f"{found}, {own[0]['state']}", f"set slurm.{field} to one of {names}")
+    return Finding(field, "ok", found)
 
 
-def accounts_finding(slurm: Slurm, rows: list[str]) -> Finding:
-    """The accounts that may be used, and the qualities of service with them."""
-    accounts = {row.partition("|")[0] for row in rows}
+def accounts_finding(slurm: Slurm, rows: list[Mapping[str, str]]) -> Finding:
+    """The accounts that may be used, the qualities of service with them, and what limits their jobs."""
+    accounts = {row["account"] for row in rows}
     if slurm.account and slurm.account not in accounts:
         advice = f"set slurm.account to one of {', '.join(sorted(accounts)) or 'those that an administrator gives you'}"
         return Finding("account", "failed", f"you do not belong to account {slurm.account!r}", advice)
-    return Finding("account", "ok", "; ".join(row.replace("|", " ") for row in rows) or "none is asked for")
+    chosen = [row for row in rows if slurm.account in (None, row["account"])]
+    allowed = {qos for row in chosen for qos in row["qos"].split(",")}
+    if slurm.qos and chosen and slurm.qos not in allowed:
+        advice = f"set slurm.qos to one of {', '.join(sorted(allowed))}"
+        return Finding("account", "failed", f"quality of service {slurm.qos!r} is not yours", advice)
+    return Finding("account", "ok", "; ".join(map(_account, chosen)) or "none is asked for")
 
 
-def node_findings(node: Mapping[str, Any], work: str) -> Iterator[Finding]:
+def quota_finding(quota: Mapping[str, Any]) -> Finding:
+    """How much of a quota is used."""
+    share = quota["used"] / quota["limit"]
+    found = f"{quota['where']}: {share:.0%} of {quota['limit'] / 2**30:,.1f} GiB are used"
+    if share >= NEARLY_FULL:
+        return Finding("quota", "warning", found, "free some; `rollouts machines gc` removes what no kept run needs")
+    return Finding("quota", "ok", found)
+
+
+def node_findings(node: Mapping[str, Any], work: str, slurm: Slurm) -> Iterator[Finding]:
     """What a job on a node found there."""
     if "error" in node:
         advice = "check again when a node is free; what nodes see is not known until then"
@@ -65,6 +91,19 @@ def node_findings(node: Mapping[str, Any], work: str) -> Iterator[Finding]:
     if not node["network"]:
         advice = "name a directory of wheels here with `wheels`: environments are built in a job"
         yield Finding("network", "warning", f"{node['node']} does not reach pypi.org", advice)
+    if slurm.local_disk:
+        yield Finding("local disk", "ok", f"{node['disk_free'] / 2**30:.1f} GiB free at {slurm.local_disk}")
+    if slurm.container and not node["program"]:
+        lacks = f"{shlex.split(slurm.container)[0]} is not on {node['node']}"
+        yield Finding(
+            "container", "failed", lacks, "name it with its whole path in slurm.container, or load its module"
+        )
+
+
+def _account(row: Mapping[str, str]) -> str:
+    limits = [f"{LIMITS[name]} {row[name]}" for name in LIMITS if row[name]]
+    where = f" on {row['partition']}" if row["partition"] else ""
+    return f"{row['account']}{where} (qos {row['qos']}{''.join(f', {limit}' for limit in limits)})"
 
 
 def _gres(gres: str) -> str:

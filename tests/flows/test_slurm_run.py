@@ -3,7 +3,8 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,42 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
     assert rollouts("cancel", live["run_id"], **variables).status == 0
     run.communicate(timeout=DEADLINE)
     until(lambda: not cluster.jobs(), "it leaves the cluster", 30.0)
+
+
+@pytest.fixture
+def small_disk(cluster: Cluster) -> Iterator[Path]:
+    """The directory that login node and compute nodes share is a disk of its own."""
+    cluster.host.work.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(cluster.host.work)], check=True)
+    yield cluster.host.work
+    subprocess.run(["umount", "-l", str(cluster.host.work)], check=True)
+
+
+@pytest.mark.slow
+def test_a_shared_disk_that_is_full_ends_the_run_with_a_message_and_the_next_one_goes_on(
+    rollouts: Rollouts,
+    begin: Begin,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    small_disk: Path,
+    alone: Path,
+    variables: dict[str, str],
+) -> None:
+    assert rollouts("run", config_file(sft=LONG_SFT), "--store", alone, **variables).status == 0
+    run = begin(sft=LONG_SFT)
+    checkpoint(cluster)
+    with (small_disk / "others").open("wb") as others, suppress(OSError):
+        while True:
+            others.write(bytes(2**20))
+            others.flush()
+    output, _ = run.communicate(timeout=DEADLINE)
+    assert run.returncode == 1
+    assert "no space left" in output.lower()
+    (small_disk / "others").unlink()
+    until(lambda: not cluster.jobs(), "nothing is left in the queue", 60.0)
+    output = finished(begin(sft=LONG_SFT), cluster)
+    assert "resuming after step" in output
+    assert made(alone, "sft", "rl", "evaluate") == made(store_of(cluster), "sft", "rl", "evaluate")
 
 
 @pytest.mark.slow

@@ -159,8 +159,8 @@ def test_an_array_goes_on_or_ends_as_a_whole(
         until(lambda: not cluster.jobs(), "nothing is left in the queue", 60.0)
         return
     else:
-        part = next(job for job in cluster.jobs() if "_" in job)
-        cluster.run("scancel", part)
+        part = next(job for job in cluster.jobs("%i %T") if "_" in job and "RUNNING" in job)
+        cluster.run("scancel", part.split()[0])
         output, _ = run.communicate(timeout=DEADLINE)
         assert run.returncode == 1
         assert "was cancelled" in output

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from infra.host import slurm
 from infra.host.allocated import waits_for
+from infra.host.cluster import quotas
 from infra.host.slurm import Away, Queue, Refused, Row, look, minutes
 
 
@@ -74,3 +75,14 @@ def test_what_a_job_waits_for_is_said(commands: Path) -> None:
     unknown = Row("PENDING", "Priority", "N/A", "gpu", "")
     assert waits_for("8", unknown, Queue({})) == "Slurm job 8 waits: Priority"
     assert waits_for("8", None, Queue({}, "it is down")) == "Slurm does not answer: it is down"
+
+
+def test_quotas_are_read_of_lustre_and_of_others(commands: Path, tmp_path: Path) -> None:
+    program(commands / "lfs", "echo '/scratch 1048576* 524288 2097152 6d 10 0 0 -'")
+    told = ["Disk quotas for user me (uid 7):", " Filesystem blocks quota limit grace files", "/dev/sda1 9 0 20 0 9 0 0 0",
+            "/dev/sdb1 5 0 0 0 9 0 0 0"]  # fmt: skip
+    program(commands / "quota", "\n".join(f"echo '{line}'" for line in told))
+    assert quotas(tmp_path) == [
+        {"where": "/scratch", "used": 2**30, "limit": 2**29},
+        {"where": "/dev/sda1", "used": 9 * 1024, "limit": 20 * 1024},
+    ]
