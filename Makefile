@@ -31,7 +31,8 @@ docs: install-dev
 hooks: install-dev
 	$(BIN)/pre-commit install
 
-test-slow: install-dev system
+test-slow: install-dev
+	@sh tests/system_packages.sh slow
 	$(BIN)/pytest -m slow
 
 test-sglang: install-dev .engines/sglang

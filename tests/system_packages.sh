@@ -1,11 +1,12 @@
 #!/bin/sh
 # The Debian packages that some tests need, installed where apt and root are there. Elsewhere those tests are skipped,
-# by name.
+# by name. `sh tests/system_packages.sh slow`: also those of the slow tests.
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
-missing=""
+missing="" slow=""
+[ "${1:-}" != slow ] || slow="slurmdbd:slurmdbd mariadbd:mariadb-server-core ch-run:charliecloud"
 for pair in sshd:openssh-server ssh-keygen:openssh-client ip:iproute2 rsync:rsync faketime:faketime chromium:chromium \
-    slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge; do
+    slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge $slow; do
     command -v "${pair%%:*}" > /dev/null || missing="$missing ${pair##*:}"
 done
 [ -n "$missing" ] || exit 0

@@ -168,5 +168,5 @@ def asked(command: list[str], given: str | None = None) -> str:
         raise Away(f"{command[0]} has not answered for {DEADLINE:.0f} s") from None
     if done.returncode == 0:
         return str(done.stdout)
-    said = " ".join(line.partition("error: ")[2] or line for line in done.stderr.strip().splitlines())
+    said = "; ".join(line.partition("error: ")[2] or line for line in done.stderr.strip().splitlines())
     raise (Away if AWAY.search(said) else Refused)(said or f"{command[0]} ended with exit status {done.returncode}")

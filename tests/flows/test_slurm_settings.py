@@ -1,6 +1,7 @@
 """Runs on a real Slurm cluster with what its administrators want: containers, disks of nodes, job arrays, accounts."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,8 @@ def image(tmp_path: Path) -> Path:
 @pytest.fixture
 def container(image: Path, tmp_path: Path) -> str:
     """What runs a command in it: Charliecloud, as Debian has it."""
+    if shutil.which("ch-run") is None:
+        pytest.skip("containers need ch-run: install charliecloud")
     seen = {"/usr", str(Path(rollouts_core.__file__).parents[1]), sys.prefix, sys.base_prefix, str(tmp_path)}
     for place in seen:
         (image / place.lstrip("/")).mkdir(parents=True, exist_ok=True)

@@ -79,8 +79,8 @@ def test_what_a_job_waits_for_is_said(commands: Path) -> None:
 
 def test_quotas_are_read_of_lustre_and_of_others(commands: Path, tmp_path: Path) -> None:
     program(commands / "lfs", "echo '/scratch 1048576* 524288 2097152 6d 10 0 0 -'")
-    told = ["Disk quotas for user me (uid 7):", " Filesystem blocks quota limit grace files", "/dev/sda1 9 0 20 0 9 0 0 0",
-            "/dev/sdb1 5 0 0 0 9 0 0 0"]  # fmt: skip
+    told = ["Disk quotas for user me (uid 7):", " Filesystem blocks quota limit grace files quota limit grace"]
+    told += ["/dev/sda1 9 0 20 0 9 0 0 0", "/dev/sdb1 5 0 0 0 9 0 0 0"]
     program(commands / "quota", "\n".join(f"echo '{line}'" for line in told))
     assert quotas(tmp_path) == [
         {"where": "/scratch", "used": 2**30, "limit": 2**29},
