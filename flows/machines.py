@@ -129,6 +129,7 @@ SLURM: dict[str, dict[str, Any]] = {
     "signal_seconds": {"type": int, "help": "so long before the end, jobs leave behind a checkpoint"},
     "cpu_partition": {"help": "where jobs go that need no GPU"},
     "container": {"help": "what jobs are run by: 'apptainer exec --nv --bind /scratch /images/torch.sif'"},
+    "sshfs": {"action": "store_true", "help": "compute nodes do not see the work directory, and mount it by sshfs"},
     "local_disk": {"help": "a directory on each node's own disk"},
     "modules": {"action": "append", "metavar": "MODULE", "help": "what `module load` loads first"},
     "options": {"action": "append", "metavar": "OPTION", "help": "a further option of sbatch, as --options=--nice=100"},

@@ -58,6 +58,9 @@ class Slurm:
         min_length=1,
         description="What jobs are run by, with all their words: apptainer exec --nv --bind /scratch /images/torch.sif",
     )
+    sshfs: bool = Field(
+        default=False, description="Compute nodes do not see `work`, and mount it from the login node by sshfs."
+    )
     local_disk: str | None = Field(
         default=None,
         min_length=1,
@@ -89,9 +92,7 @@ class Host:
     gpu_memory_gb: float = Field(default=0.0, ge=0, description="Memory of each.")
     labels: tuple[str, ...] = Field(default=(), description="Words that a config can ask for.")
     address: str | None = Field(default=None, description="How other machines reach it; default: host.")
-    slurm: Slurm | None = Field(
-        default=None, description="It is the login node of a Slurm cluster, whose nodes see `work` as well."
-    )
+    slurm: Slurm | None = Field(default=None, description="It is the login node of a Slurm cluster.")
 
     @property
     def for_machines(self) -> str:

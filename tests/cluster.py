@@ -63,6 +63,7 @@ class Cluster:
     """A real slurmctld, slurmd's and munged on the network of a host."""
 
     host: HostMachine
+    blind: bool = False
 
     @property
     def home(self) -> Path:
@@ -108,7 +109,10 @@ class Cluster:
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
 
     def start_node(self, name: str) -> None:
-        self.run("slurmd", "-N", name)
+        """One that is `blind` has an empty disk of its own in the place of the login node's work directory."""
+        work = self.host.work
+        hide = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs {work} && exec slurmd -N {name}"]
+        self.run(*(hide if self.blind else ["slurmd", "-N", name]))
 
     def start_munge(self) -> None:
         home = self.home
@@ -123,10 +127,12 @@ def running_cluster(
     host: HostMachine,
     accounting: str = WITHOUT_ACCOUNTS,
     start_accounts: Callable[[Cluster], None] = lambda cluster: None,
+    blind: bool = False,
 ) -> Iterator[Cluster]:
     """Up, with all nodes idle; gone with all that its jobs have left. `accounting`: lines of its configuration;
-    `start_accounts` starts what keeps accounts, once munge answers."""
-    cluster = Cluster(host)
+    `start_accounts` starts what keeps accounts, once munge answers; `blind`: see `Cluster.start_node`."""
+    cluster = Cluster(host, blind)
+    host.work.mkdir(exist_ok=True)
     shutil.rmtree(cluster.home, ignore_errors=True)
     (cluster.home / "state").mkdir(parents=True)
     _write_configuration(cluster.home, host.address, accounting)

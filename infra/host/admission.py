@@ -33,20 +33,42 @@ def admit(directory: Path, public_keys: Sequence[str], port: int) -> None:
     allowed = f'restrict,port-forwarding,permitlisten="127.0.0.1:1",command="false",expiry-time="{until}"'
     keys = [" ".join(public_key.split()[:2]) for public_key in public_keys]
     own = [f'{allowed},permitopen="127.0.0.1:{port}" {key} {MARK}{directory.resolve()}' for key in keys]
-    _rewrite(lambda lines: _joined([*(line for line in lines if not _is_of(line, directory)), *own]))
+    rewrite(lambda lines: _joined([*(line for line in lines if not _is_of(line, directory)), *own]))
 
 
 def dismiss(directory: Path) -> None:
     """Take the key of this job out."""
-    _rewrite(lambda lines: _joined([line for line in lines if not _is_of(line, directory)]))
+    rewrite(lambda lines: _joined([line for line in lines if not _is_of(line, directory)]))
 
 
 def sweep() -> None:
-    """Take out the keys of jobs that do not run any more; a file that is not ours to write has none of ours."""
+    """Take out the keys of jobs that do not run any more."""
+    if any(MARK in line for line in lines()):
+        rewrite(lambda lines: [line for line in lines if MARK not in line or _lives(_directory_in(line))])
+
+
+def lines() -> list[str]:
+    """Of the file; none where it is not ours to write, since then it has none of ours."""
     file = Path.home() / ".ssh" / "authorized_keys"
-    if not os.access(file, os.R_OK) or not os.access(file.resolve().parent, os.W_OK) or MARK not in file.read_text():
-        return
-    _rewrite(lambda lines: [line for line in lines if MARK not in line or _lives(_directory_in(line))])
+    if not os.access(file, os.R_OK) or not os.access(file.resolve().parent, os.W_OK):
+        return []
+    return file.read_text().splitlines()
+
+
+def rewrite(change: Callable[[list[str]], list[str]]) -> None:
+    """All other lines stay as they are. A file that would not change is not written."""
+    home = Path.home() / ".ssh"
+    file = Path(os.path.realpath(home / "authorized_keys"))
+    with _alone(home):
+        before = file.read_text() if file.exists() else ""
+        lines = before.splitlines()
+        after = change(lines)
+        if after == lines:
+            return
+        unfinished = file.with_name(f"{file.name}.rollouts")
+        unfinished.touch(mode=0o600)
+        unfinished.write_text("".join(f"{line}\n" for line in after))
+        unfinished.replace(file)
 
 
 def _joined(lines: Sequence[str]) -> list[str]:
@@ -82,22 +104,6 @@ def _lives(directory: Path) -> bool:
 
 def _directory_in(line: str) -> Path:
     return Path(line.partition(MARK)[2].strip())
-
-
-def _rewrite(change: Callable[[list[str]], list[str]]) -> None:
-    """All other lines stay as they are. A file that would not change is not written."""
-    home = Path.home() / ".ssh"
-    file = Path(os.path.realpath(home / "authorized_keys"))
-    with _alone(home):
-        before = file.read_text() if file.exists() else ""
-        lines = before.splitlines()
-        after = change(lines)
-        if after == lines:
-            return
-        unfinished = file.with_name(f"{file.name}.rollouts")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text("".join(f"{line}\n" for line in after))
-        unfinished.replace(file)
 
 
 @contextmanager

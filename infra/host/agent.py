@@ -6,6 +6,7 @@
     runner DIRECTORY [FD]   watches over one job (see `runner`)
     environment DIRECTORY   builds an environment (see `environment`)
     allocation DIRECTORY K  keeps jobs in a Slurm allocation, on its node K (see `allocation`)
+    mounted DIRECTORY K     the same, on a node that does not see WORK (see `mounting`)
     begin DIRECTORY K       hands it the request on standard input
     servers DIRECTORY       keeps inference servers alive (see `servers`)
     pool DIRECTORY          a trainer's way to servers on other machines (see `pool`)
@@ -52,6 +53,7 @@ from infra.host import (
     gpu_leases,
     jobs,
     keeping,
+    mounting,
     pool,
     runner,
     servers,
@@ -81,6 +83,8 @@ def main(arguments: list[str]) -> int:
         return runner.main(place, *map(int, arguments[2:]))
     if command == "allocation":
         return allocation.main(Path(place), allocation.node_number(arguments[2]))
+    if command == "mounted":
+        return mounting.main(Path(place), arguments[2])
     if command == "begin":
         return allocation.begin(Path(place), int(arguments[2]))
     if command == "environment":

@@ -95,8 +95,11 @@ class Agent:
         return self.directory.parents[1] / "store" / "jobs"
 
 
-def main(directory: Path, node: int) -> int:
-    """Returns when nobody wants the allocation any more, or its jobs have left it."""
+def main(directory: Path, node: int, starting: tuple[list[str], bytes] | None = None) -> int:
+    """Returns when nobody wants the allocation any more, or its jobs have left it.
+
+    `starting`: the command that starts an agent on another node, and what it is given on standard input.
+    """
     agent = Agent(directory, node, json.loads((directory / "allocation.json").read_text()))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -110,8 +113,9 @@ def main(directory: Path, node: int) -> int:
         listening.bind(_socket_name(directory, node))
         listening.listen(8)
         listening.settimeout(TICK)
-        write_json(directory / f"node-{node}.json", compute_node.described(agent.told["components"], node))
-        others = _start_others(agent) if node == 0 else []
+        described = compute_node.described(agent.told["components"], node)
+        write_json(directory / f"node-{node}.json", {**described, "turn": agent.turn})
+        others = _start_others(agent, starting) if node == 0 else []
         if agent.told["local_disk"]:
             _clear_local_disk(agent)
         _go_on(agent)
@@ -139,7 +143,7 @@ def begin(directory: Path, node: int) -> int:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(jobs.START_DEADLINE)
         connection.connect(_socket_name(directory, node))
-        if _user_behind(connection) != os.getuid():
+        if user_behind(connection) != os.getuid():
             print(json.dumps({"error": "the agent's socket on this node is another user's"}))
             return 1
         connection.sendall(LENGTH.pack(len(request)) + request)
@@ -157,16 +161,21 @@ def _leaves(agent: Agent, why: str) -> Callable[[int, Any], None]:
     return on_signal
 
 
-def _start_others(agent: Agent) -> list["subprocess.Popen[bytes]"]:
+def _start_others(agent: Agent, starting: tuple[list[str], bytes] | None) -> list["subprocess.Popen[bytes]"]:
     """The agents of the other nodes: a step for each component of the allocation."""
     components, here, started, first = agent.told["components"], os.environ["SLURMD_NODENAME"], [], 0
+    command, given = starting or ([*compute_node.own_command(), "allocation"], b"")
     for place, count in enumerate(components):
         others, exclude = (count - 1, [f"--exclude={here}"]) if place == 0 else (count, [])
         group = [f"--het-group={place}"] if len(components) > 1 else []
         step = ["srun", "--overlap", *group, f"--nodes={others}", f"--ntasks={others}", "--ntasks-per-node=1", *exclude,
-                *compute_node.own_command(), "allocation", str(agent.directory), f"from-{first or 1}"]  # fmt: skip
+                *command, str(agent.directory), f"from-{first or 1}"]  # fmt: skip
         if others:
-            started.append(subprocess.Popen(step, stdin=subprocess.DEVNULL))
+            started.append(subprocess.Popen(step, stdin=subprocess.PIPE))
+            pipe = started[-1].stdin
+            assert pipe is not None, "started with one"
+            pipe.write(given)
+            pipe.close()
         first += count
     return started
 
@@ -245,7 +254,7 @@ def _answer_one(listening: socket.socket, agent: Agent) -> None:
     with connection:
         connection.settimeout(5.0)
         try:
-            if _user_behind(connection) != os.getuid():
+            if user_behind(connection) != os.getuid():
                 return
             (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
             answer = _started(agent, json.loads(_exactly(connection, length)))
@@ -352,7 +361,7 @@ def _socket_name(directory: Path, node: int) -> str:
     return f"\0rollouts-{os.getuid()}-{directory.name}-{node}"
 
 
-def _user_behind(connection: socket.socket) -> int:
+def user_behind(connection: socket.socket) -> int:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return int(CREDENTIALS.unpack(found)[1])
 

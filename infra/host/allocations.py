@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.host import allocated, slurm
+from infra.host import allocated, mounting, slurm
 from infra.host.allocated import LIVE, waits_for
 from infra.host.files import read_json, write_json
 from infra.host.gpu_leases import alone
@@ -72,6 +72,8 @@ def renew(root: Path, lease: str, token: str) -> bool:
     if not holder.exists():
         return False
     os.utime(holder)
+    for directory in root.glob("*/"):
+        _bring_key(directory)
     return True
 
 
@@ -90,6 +92,7 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
                 with suppress(slurm.Away):  # its agent ends it
                     slurm.cancel(found["slurm"])
                 slurm.forget(root)
+    mounting.sweep()
 
 
 def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
@@ -120,6 +123,7 @@ def _told(root: Path, found: Mapping[str, Any], number: int, queue: slurm.Queue)
         slurm.cancel(found["slurm"])
         shutil.rmtree(directory, ignore_errors=True)
         return {"refused": f"it would wait for ever: {row.reason} ({found['asked']})"}
+    _bring_key(directory)
     nodes = [read_json(directory / f"node-{place}.json") for place in range(found["nodes"])]
     if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the queue was looked at
         slurm.forget(root)
@@ -130,13 +134,21 @@ def _told(root: Path, found: Mapping[str, Any], number: int, queue: slurm.Queue)
     return {**told, "lease": found["lease"]}
 
 
+def _bring_key(directory: Path) -> None:
+    """To a node that does not see this directory, and waits for what it needs to mount it."""
+    told = read_json(directory / "allocation.json")
+    row = slurm.look(directory.parent).rows.get(told.get("slurm", "")) if told.get("mount") else None
+    if row is not None and row.state in LIVE and mounting.waits_for_key(directory, told):
+        mounting.bring(directory, told)
+
+
 def _submitted(root: Path, ask: Mapping[str, Any]) -> dict[str, Any]:
     """Raises `slurm.Refused` or `slurm.Away`; then nothing is left."""
     lease, asked = secrets.token_hex(4), ask["slurm"]
     directory = root / lease
     told = _description(ask, sorted(ask["jobs"]), [component["nodes"] for component in asked["components"]])
     first, *others = [_options(lease, asked, component) for component in asked["components"]]
-    options = [f"--output={directory}/log", f"--chdir={directory}", *first]
+    options = [*_places(asked, str(directory), str(directory)), *first]
     for component in others:
         options += [":", *component]
     try:
@@ -161,7 +173,7 @@ def submit_array(root: Path, names: Sequence[str], ask: Mapping[str, Any]) -> st
     homes = [root / f"{lease}.{place}" for place in range(len(names))]
     (component,) = asked["components"]
     limit = f"%{ask['at_once']}" if ask["at_once"] else ""
-    options = [f"--array=0-{len(names) - 1}{limit}", f"--output={root}/{lease}.%a/log", f"--chdir={root}",
+    options = [f"--array=0-{len(names) - 1}{limit}", *_places(asked, f"{root}/{lease}.%a", str(root)),
                *_options(lease, asked, component)]  # fmt: skip
     with alone(root):
         try:
@@ -186,7 +198,8 @@ def _description(ask: Mapping[str, Any], jobs: list[str], components: list[int],
     return {
         "slurm": "", "who": ask["who"], "jobs": jobs, "since": time.time(), "components": components,
         "signal": ask["slurm"]["signal"], "asked": _asked(ask["slurm"]), "array": array,
-        "local_disk": ask["slurm"]["local_disk"],
+        "local_disk": ask["slurm"]["local_disk"], "mount": ask["slurm"]["mount"], "minutes": ask["slurm"]["minutes"],
+        "python": ask["slurm"]["agent"][0],
     }  # fmt: skip
 
 
@@ -198,6 +211,13 @@ def _write_description(directory: Path, told: Mapping[str, Any]) -> None:
 
 def _asked(asked: Mapping[str, Any]) -> str:
     return " : ".join(" ".join([f"--nodes={part['nodes']}", *part["options"]]) for part in asked["components"])
+
+
+def _places(asked: Mapping[str, Any], log: str, directory: str) -> list[str]:
+    """Where a node writes what its agent prints, and begins."""
+    if asked["mount"]:
+        return ["--output=/dev/null", "--chdir=/"]
+    return [f"--output={log}/log", f"--chdir={directory}"]
 
 
 def _options(lease: str, asked: Mapping[str, Any], component: Mapping[str, Any]) -> list[str]:
@@ -212,6 +232,8 @@ def _options(lease: str, asked: Mapping[str, Any], component: Mapping[str, Any])
 def _script(asked: Mapping[str, Any], directory: str) -> str:
     """What Slurm keeps of the job, and shows to others: no variable and no secret is in it."""
     modules = [f"module load {module} || exit 1" for module in asked["modules"]]
+    if asked["mount"]:
+        return mounting.script(asked["agent"][0], Path(asked["agent"][1]), directory, modules)
     command = " ".join(f"'{part}'" for part in [*asked["agent"], "allocation"])
     return "\n".join(["#!/bin/bash -l", *modules, f'exec {command} "{directory}" 0', ""])
 

@@ -36,6 +36,7 @@ AWAY = re.compile(
     re.IGNORECASE,
 )
 ENDED = re.compile(r"\bJobState=(\w+)")
+TURN = re.compile(r"\bJobState=(\w+).*?\bRestarts=(\d+)")
 
 
 class Refused(Exception):
@@ -110,6 +111,15 @@ def how_it_ended(number: str) -> str:
     except Refused:
         found = None
     return found[1] if found else ""
+
+
+def turn_of(number: str) -> int:
+    """How often a job that runs was queued again; -1 where it does not run, or Slurm does not say."""
+    try:
+        found = TURN.search(asked(["scontrol", "-o", "show", "job", number]))
+    except (Away, Refused):
+        return -1
+    return int(found[2]) if found and found[1] == "RUNNING" else -1
 
 
 def cancel(number: str) -> None:

@@ -35,11 +35,18 @@ def submission(
         "signal": slurm.signal_seconds,
         "modules": slurm.modules,
         "local_disk": slurm.local_disk,
+        "mount": _mount(remote) if slurm.sshfs else None,
         "components": [
             {"nodes": part.nodes, "options": _options(slurm, own if part.gpus is None else part.gpus, part.options)}
             for part in components
         ],
     }
+
+
+def _mount(remote: Remote) -> dict[str, Any]:
+    """How nodes reach the login node."""
+    return {"host": remote.host.for_machines, "port": remote.host.port, "user": remote.user,
+            "host_key": remote.host_key(), "work": remote.work}  # fmt: skip
 
 
 def for_arrays(slurm: Slurm) -> Slurm:

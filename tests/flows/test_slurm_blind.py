@@ -1,0 +1,62 @@
+"""Runs on a real Slurm cluster whose compute nodes do not see the login node's work directory."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, cluster_impossible, running_cluster
+from tests.conftest import Done, write_cluster
+from tests.flows.test_remote_run import made, start, variables
+from tests.flows.test_slurm_run import LONG_SFT, ON_CLUSTER, Begin, alone, begin, checkpoint, finished, store_of
+from tests.hosts import HostMachine
+
+Rollouts = Callable[..., Done]
+__all__ = ["alone", "begin", "start", "variables"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster(three_hosts: tuple[HostMachine, ...], tmp_path: Path) -> Iterator[Cluster]:
+    if why := cluster_impossible() or ("" if shutil.which("sshfs") else "install sshfs"):
+        pytest.skip(why)
+    write_cluster(three_hosts[0], tmp_path / "machines.toml")
+    with (tmp_path / "machines.toml").open("a") as file:
+        file.write("sshfs = true\n")
+    with running_cluster(three_hosts[0], blind=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("fault", ["none", "requeued", "node lost"])
+def test_a_run_on_nodes_that_mount_everything_has_the_keys_and_bits_of_a_run_here(
+    rollouts: Rollouts,
+    begin: Begin,
+    config_file: Callable[..., Path],
+    cluster: Cluster,
+    alone: Path,
+    variables: dict[str, str],
+    fault: str,
+) -> None:
+    assert rollouts("run", config_file(sft=LONG_SFT), "--store", alone, **variables).status == 0
+    run = begin(sft=LONG_SFT, machine={**ON_CLUSTER, "environment": ["SOME_TOKEN"]} if fault == "none" else ON_CLUSTER)
+    checkpoint(cluster)
+    keys = cluster.host.directory / ".ssh" / "authorized_keys"
+    assert keys.read_text().count("internal-sftp") == 1
+    if fault == "requeued":
+        cluster.run("scontrol", "requeue", *cluster.jobs())
+    elif fault == "node lost":
+        cluster.lose_node(*cluster.jobs("%N"))
+    output = finished(run, cluster)
+    assert ("resuming after step" in output) == (fault != "none")
+    assert made(alone, "sft", "rl", "evaluate") == made(store_of(cluster), "sft", "rl", "evaluate")
+    assert "internal-sftp" not in keys.read_text()
+    assert not cluster.run("sh", "-c", "ps -ef | grep [s]shfs || true")
+
+
+def test_ranks_on_two_such_nodes_train_together(begin: Begin, cluster: Cluster, variables: dict[str, str]) -> None:
+    run = begin(
+        sft={"steps": 20}, rl=None, machine={**ON_CLUSTER, "nodes": 2}, backend={"processes": 2}, data={"heldout": None}
+    )
+    finished(run, cluster)
+    assert made(store_of(cluster), "sft")
