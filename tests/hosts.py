@@ -210,7 +210,8 @@ def _make(host: HostMachine, bridge: str) -> None:
     (host.directory / "sshd_config").write_text(
         f"ListenAddress {host.address}:22\nHostKey {host_key}\nAuthorizedKeysFile {keys}\n"
         f"PidFile {host.directory}/sshd.pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-        f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\nSubsystem sftp internal-sftp\n"
+        f"PermitRootLogin prohibit-password\nMaxStartups 100\nMaxSessions 100\nX11Forwarding no\n"
+        f"Subsystem sftp internal-sftp\n"
         f"SetEnv HOME={host.directory} SLURM_CONF={host.directory}/slurm/slurm.conf OMP_NUM_THREADS=1\n"
     )
     _ip("netns", "add", host.namespace)

@@ -15,8 +15,8 @@ PROBE_SECONDS = 20
 FIELDS = "partition,state,limit,nodes,gres"
 ACCOUNT_FIELDS = ("account", "partition", "qos", "maxjobs", "maxsubmit", "maxwall", "maxtres", "grptres")
 PROBE = """
-import json, os, shutil, socket, sys
-shared, disk, program = sys.argv[1:]
+import json, os, shutil, socket, subprocess, sys
+shared, disk, programs = sys.argv[1:]
 try:
     socket.create_connection(("pypi.org", 443), 3).close()
     network = True
@@ -27,16 +27,17 @@ while disk and not os.path.exists(disk):
     disk = os.path.dirname(disk)
 print(json.dumps({"node": os.environ.get("SLURMD_NODENAME", ""), "python": sys.version.split()[0],
     "sees": os.path.exists(shared), "network": network, "disk_free": shutil.disk_usage(disk).free if disk else None,
-    "program": not program or bool(shutil.which(program))}))
+    "lacks": [program for program in programs.split() if not shutil.which(program)],
+    "namespaces": not subprocess.call(["unshare", "--user", "--mount", "true"], stderr=subprocess.DEVNULL)}))
 """
 
 
 def cluster(
-    work: Path, partition: str | None, options: Sequence[str], python: str, local_disk: str, program: str
+    work: Path, partition: str | None, options: Sequence[str], python: str, local_disk: str, programs: str
 ) -> dict[str, Any]:
     """`version`; `partitions` (name, state, limit, nodes, gres); `accounts` with what limits them, None where there is
     no accounting; `quotas` (where, used and limit in bytes); `node`: what a node of the partition is like, with `error`
-    where none was free. Or `error` alone. `program`: what runs containers."""
+    where none was free. Or `error` alone. `programs`: what is to be there, with spaces between."""
     try:
         version = slurm.asked(["sinfo", "--version"]).split()[-1]
         rows = slurm.asked(["sinfo", "-h", "-o", "%P|%a|%l|%D|%G"]).splitlines()
@@ -48,7 +49,7 @@ def cluster(
         "partitions": partitions,
         "accounts": _accounts(),
         "quotas": quotas(work),
-        "node": _probed(work, partition, options, [python, "-c", PROBE], [local_disk, program]),
+        "node": _probed(work, partition, options, [python, "-c", PROBE], [local_disk, programs]),
     }
 
 

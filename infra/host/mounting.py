@@ -168,7 +168,7 @@ def _mounted(told: Mapping[str, Any], directory: Path) -> Iterator[None]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors, preexec_fn=end_with_parent)
     try:
         end = time.monotonic() + MOUNT_SECONDS
-        while not os.path.exists(f"{directory}/allocation.json"):  # noqa: PTH110
+        while not os.path.exists(f"{directory}/allocation.json"):
             if process.poll() is not None or time.monotonic() > end:
                 raise OSError(f"{source} can't be mounted: {Path(said).read_text().strip() or 'sshfs says nothing'}")
             time.sleep(0.1)

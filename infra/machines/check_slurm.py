@@ -20,10 +20,10 @@ LIMITS = {
 
 def check_cluster(remote: Remote, slurm: Slurm) -> Iterator[Finding]:
     """One finding after another."""
-    program = shlex.split(slurm.container)[0] if slurm.container else ""
+    programs = [*shlex.split(slurm.container or "")[:1], *(["sshfs"] if slurm.sshfs else [])]
     told = remote.call(
         "cluster", ANSWER_SECONDS, partition=slurm.partition, options=chosen_options(slurm), python=remote.host.python,
-        local_disk=slurm.local_disk or "", program=program,
+        local_disk=slurm.local_disk or "", programs=" ".join(programs),
     )  # fmt: skip
     if "error" in told:
         advice = "is it a login node, and does `sinfo` work there?"
@@ -83,21 +83,29 @@ def node_findings(node: Mapping[str, Any], work: str, slurm: Slurm) -> Iterator[
         yield Finding("node", "warning", node["error"], advice)
         return
     yield Finding("node", "ok", f"{node['node']}: Python {node['python']}")
-    if not node["sees"]:
-        advice = "name a directory that login and compute nodes share with `work`"
-        yield Finding("shared", "failed", f"{work} of the login node is not seen on {node['node']}", advice)
-        return
-    yield Finding("shared", "ok", f"{work} is seen on {node['node']}")
+    yield _shared_finding(node, work, slurm)
     if not node["network"]:
         advice = "name a directory of wheels here with `wheels`: environments are built in a job"
         yield Finding("network", "warning", f"{node['node']} does not reach pypi.org", advice)
     if slurm.local_disk:
         yield Finding("local disk", "ok", f"{node['disk_free'] / 2**30:.1f} GiB free at {slurm.local_disk}")
-    if slurm.container and not node["program"]:
-        lacks = f"{shlex.split(slurm.container)[0]} is not on {node['node']}"
-        yield Finding(
-            "container", "failed", lacks, "name it with its whole path in slurm.container, or load its module"
-        )
+    if slurm.container and (program := shlex.split(slurm.container)[0]) in node["lacks"]:
+        advice = "name it with its whole path in slurm.container, or load its module"
+        yield Finding("container", "failed", f"{program} is not on {node['node']}", advice)
+
+
+def _shared_finding(node: Mapping[str, Any], work: str, slurm: Slurm) -> Finding:
+    if slurm.sshfs and "sshfs" in node["lacks"]:
+        return Finding("shared", "failed", f"sshfs is not on {node['node']}", "have it installed, or load its module")
+    if slurm.sshfs and not node["namespaces"]:
+        lacks = f"{node['node']} gives users no mount namespaces (unshare --user --mount)"
+        return Finding("shared", "failed", lacks, "ask for them, or for a directory that all nodes share")
+    if slurm.sshfs:
+        return Finding("shared", "ok", f"{node['node']} mounts {work} from the login node")
+    if not node["sees"]:
+        advice = "name a directory that login and compute nodes share with `work`; where there is none, set slurm.sshfs"
+        return Finding("shared", "failed", f"{work} of the login node is not seen on {node['node']}", advice)
+    return Finding("shared", "ok", f"{work} is seen on {node['node']}")
 
 
 def _account(row: Mapping[str, str]) -> str:

@@ -236,7 +236,6 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
 @pytest.fixture
 def small_disk(cluster: Cluster) -> Iterator[Path]:
     """The directory that login node and compute nodes share is a disk of its own."""
-    cluster.host.work.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(cluster.host.work)], check=True)
     yield cluster.host.work
     subprocess.run(["umount", "-l", str(cluster.host.work)], check=True)

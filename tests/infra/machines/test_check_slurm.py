@@ -10,7 +10,8 @@ ROWS = [
     {"partition": "cpu", "state": "down", "limit": "infinite", "nodes": "9", "gres": "(null)"},
 ]
 NODE: dict[str, Any] = {
-    "node": "n1", "python": "3.11.2", "sees": True, "network": True, "disk_free": 2**31, "program": True,
+    "node": "n1", "python": "3.11.2", "sees": True, "network": True, "disk_free": 2**31, "lacks": [],
+    "namespaces": True,
 }  # fmt: skip
 NLP = {
     "account": "nlp", "partition": "gpu", "qos": "normal,high", "maxjobs": "", "maxsubmit": "", "maxwall": "12:00:00",
@@ -45,8 +46,15 @@ def test_a_quota_that_is_nearly_full_is_a_warning() -> None:
 def test_what_a_node_does_not_see_is_told() -> None:
     plain = Slurm()
     assert [finding.state for finding in node_findings(NODE, "/work", plain)] == ["ok", "ok"]
-    blind = list(node_findings({**NODE, "sees": False}, "/work", plain))
-    assert blind[-1].found == "/work of the login node is not seen on n1"
+    blind = {**NODE, "sees": False}
+    (_, shared) = node_findings(blind, "/work", plain)
+    assert shared.found == "/work of the login node is not seen on n1"
+    (_, shared) = node_findings(blind, "/work", Slurm(sshfs=True))
+    assert (shared.state, shared.found) == ("ok", "n1 mounts /work from the login node")
+    for lacks in ({"lacks": ["sshfs"]}, {"namespaces": False}):
+        assert [finding.state for finding in node_findings({**blind, **lacks}, "/work", Slurm(sshfs=True))][
+            -1
+        ] == "failed"
     assert [finding.state for finding in node_findings({**NODE, "network": False}, "/work", plain)][-1] == "warning"
     assert [finding.state for finding in node_findings({"error": "none was free"}, "/work", plain)] == ["warning"]
 
@@ -55,5 +63,5 @@ def test_a_nodes_disk_and_what_runs_containers_are_looked_for() -> None:
     asked = Slurm(local_disk="$TMPDIR", container="apptainer exec --nv a.sif")
     *_, disk = node_findings(NODE, "/work", asked)
     assert disk.found == "2.0 GiB free at $TMPDIR"
-    *_, container = node_findings({**NODE, "program": False}, "/work", asked)
+    *_, container = node_findings({**NODE, "lacks": ["apptainer"]}, "/work", asked)
     assert (container.state, container.found) == ("failed", "apptainer is not on n1")
