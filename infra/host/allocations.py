@@ -87,12 +87,13 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
         held = [holder.parents[1] for holder in root.glob(f"*/holders/{token}")]
         for directory in held:
             (directory / "holders" / token).unlink()
-        for found in allocated.living(root, jobs, slurm.look(root)):
-            if root / found["lease"] in held and not found["holders"] and not found["running"]:
-                with suppress(slurm.Away):  # its agent ends it
-                    slurm.cancel(found["slurm"])
-                slurm.forget(root)
-    mounting.sweep()
+        there = allocated.living(root, jobs, slurm.look(root))
+        ended = [found for found in there if root / found["lease"] in held and not found["holders"] + found["running"]]
+        for found in ended:
+            with suppress(slurm.Away):  # its agent ends it
+                slurm.cancel(found["slurm"])
+            slurm.forget(root)
+    mounting.dismiss([root / found["lease"] for found in ended])
 
 
 def living(root: Path, jobs: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def admit(directory: Path, minutes: int) -> None:
     public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
     until = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + 60 * (minutes + MARGIN_MINUTES)))
     own = f'restrict,command="internal-sftp",expiry-time="{until}" {public} {MARK}{directory.resolve()}'
-    admission.rewrite(lambda lines: [*_of_living(lines, directory), own])
+    admission.rewrite(lambda lines: [*_of_living(lines, {directory.resolve()}), own])
 
 
 def bring(directory: Path, told: Mapping[str, Any]) -> None:
@@ -96,10 +96,11 @@ def waits_for_key(directory: Path, told: Mapping[str, Any]) -> bool:
     return slurm.turn_of(told["slurm"]) > begun
 
 
-def sweep() -> None:
-    """Take out the keys of allocations that are gone."""
-    if any(MARK in line and not _directory_in(line).exists() for line in admission.lines()):
-        admission.rewrite(lambda lines: _of_living(lines, Path()))
+def dismiss(directories: Collection[Path]) -> None:
+    """Take out the keys of these allocations, and of all that are gone."""
+    ended = {directory.resolve() for directory in directories}
+    if any(MARK in line and _is_gone(_directory_in(line), ended) for line in admission.lines()):
+        admission.rewrite(lambda lines: _of_living(lines, ended))
 
 
 def script(python: str, archive: Path, directory: str, modules: list[str]) -> str:
@@ -190,14 +191,12 @@ def _socket_name(directory: Path) -> str:
     return f"rollouts-{os.getuid()}-{directory.name}-files"
 
 
-def _of_living(lines: list[str], directory: Path) -> list[str]:
-    """Without the keys of this allocation and of those that are gone."""
-    gone = [line for line in lines if MARK in line and _is_gone(_directory_in(line), directory)]
-    return [line for line in lines if line not in gone]
+def _of_living(lines: list[str], ended: Collection[Path]) -> list[str]:
+    return [line for line in lines if MARK not in line or not _is_gone(_directory_in(line), ended)]
 
 
-def _is_gone(other: Path, directory: Path) -> bool:
-    return other == directory.resolve() or not other.exists()
+def _is_gone(directory: Path, ended: Collection[Path]) -> bool:
+    return directory in ended or not directory.exists()
 
 
 def _directory_in(line: str) -> Path:
