@@ -7,7 +7,7 @@
     environment DIRECTORY   builds an environment (see `environment`)
     allocation DIRECTORY K  keeps jobs in a Slurm allocation, on its node K (see `allocation`)
     mounted DIRECTORY K     the same, on a node that does not see WORK (see `mounting`)
-    begin DIRECTORY K       hands it the request on standard input
+    begin DIRECTORY K       hands it the request on standard input (see `node_socket`)
     servers DIRECTORY       keeps inference servers alive (see `servers`)
     pool DIRECTORY          a trainer's way to servers on other machines (see `pool`)
 
@@ -54,6 +54,7 @@ from infra.host import (
     jobs,
     keeping,
     mounting,
+    node_socket,
     pool,
     runner,
     servers,
@@ -86,7 +87,7 @@ def main(arguments: list[str]) -> int:
     if command == "mounted":
         return mounting.main(Path(place), arguments[2])
     if command == "begin":
-        return allocation.begin(Path(place), int(arguments[2]))
+        return node_socket.begin(Path(place), int(arguments[2]))
     if command == "environment":
         return environment.main(Path(place))
     if command == "servers":

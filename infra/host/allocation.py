@@ -5,9 +5,9 @@ more, and has Slurm queue it again when its time is over before its jobs are. Th
 job. The directory's files are described in `allocations`.
 
 Decision: jobs are this process's children, so Slurm accounts for them, limits them, and ends them with the allocation.
-They are started by requests over a socket of this node (`begin`). Their secret variables are in the memory of runner
-and job alone. So a job with such variables can't be started again by this agent: it ends, and the run that follows it
-starts it anew.
+They are started by requests over a socket of this node (`node_socket`). Their secret variables are in the memory of
+runner and job alone. So a job with such variables can't be started again by this agent: it ends, and the run that
+follows it starts it anew.
 
 Decision: before the time limit (`--signal`), jobs are asked to write a checkpoint and leave. When Slurm takes the nodes
 away at once, they go on from the checkpoint before. Both give the same bits.
@@ -23,18 +23,16 @@ import math
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from infra.host import compute_node, jobs, slurm
+from infra.host import compute_node, jobs, local_disk, node_socket, slurm
 from infra.host.files import read_json, write_json
 from infra.host.runner import end_children
 from rollouts_core.store.locks import is_held
@@ -55,8 +53,6 @@ TAKEN_SECONDS = 900.0
 SERVERS = "serve-"
 """How the jobs of servers are called, which have nothing to keep and do not leave by themselves."""
 PR_SET_CHILD_SUBREAPER = 36
-LENGTH = struct.Struct(">I")
-CREDENTIALS = struct.Struct("3i")
 ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
 """As `rollouts_core.stages.ranks` reads it."""
 LOCAL_DISK = "ROLLOUTS_LOCAL_DISK"
@@ -109,18 +105,15 @@ def main(directory: Path, node: int, starting: tuple[list[str], bytes] | None = 
         for left in (*directory.glob("node-*.json"), directory / "leaving"):
             left.unlink(missing_ok=True)
         write_json(directory / "begun", {"turn": agent.turn})
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(_socket_name(directory, node))
-        listening.listen(8)
-        listening.settimeout(TICK)
+    with node_socket.listening(directory, str(node), TICK) as asked:
         described = compute_node.described(agent.told["components"], node)
         write_json(directory / f"node-{node}.json", {**described, "turn": agent.turn})
         others = _start_others(agent, starting) if node == 0 else []
         if agent.told["local_disk"]:
-            _clear_local_disk(agent)
+            local_disk.clear(agent.told["local_disk"], directory)
         _go_on(agent)
         while not agent.leaving and not agent.fenced and _is_wanted(agent):
-            _answer_one(listening, agent)
+            node_socket.answer_one(asked, partial(_begin, agent))
             _look_after(agent)
             _tell_kept(agent)
             if time.monotonic() - agent.looked > LOOK_SECONDS:
@@ -133,24 +126,7 @@ def main(directory: Path, node: int, starting: tuple[list[str], bytes] | None = 
     for step in others:
         step.terminate()
     if agent.told["local_disk"]:
-        shutil.rmtree(_local_directory(agent), ignore_errors=True)
-    return 0
-
-
-def begin(directory: Path, node: int) -> int:
-    """Hand the request on standard input to the agent of this node; prints its answer."""
-    request = sys.stdin.buffer.read()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(jobs.START_DEADLINE)
-        connection.connect(_socket_name(directory, node))
-        if user_behind(connection) != os.getuid():
-            print(json.dumps({"error": "the agent's socket on this node is another user's"}))
-            return 1
-        connection.sendall(LENGTH.pack(len(request)) + request)
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-    print(answer.decode())
+        shutil.rmtree(local_disk.directory_on(agent.told["local_disk"], directory), ignore_errors=True)
     return 0
 
 
@@ -184,22 +160,6 @@ def node_number(word: str) -> int:
     """Of an agent that srun has started: `from-3` stands for its place among these, counted from 3."""
     _, srun, first = word.rpartition("from-")
     return int(first) + (int(os.environ["SLURM_PROCID"]) if srun else 0)
-
-
-def _local_directory(agent: Agent) -> Path:
-    """On this node's own disk: this allocation's, removed with it."""
-    root = agent.directory.parent
-    ours = f"{slurm.NAME}{sha256(bytes(root)).hexdigest()[:8]}-"
-    return Path(os.path.expandvars(agent.told["local_disk"])) / f"{ours}{agent.directory.name}"
-
-
-def _clear_local_disk(agent: Agent) -> None:
-    """Remove what agents that were killed have left on this node's own disk, of allocations that have ended."""
-    own, root = _local_directory(agent), agent.directory.parent
-    ours = own.name.removesuffix(agent.directory.name)
-    for directory in own.parent.glob(f"{ours}*"):
-        if not (root / directory.name.removeprefix(ours)).exists():
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _go_on(agent: Agent) -> None:
@@ -246,22 +206,10 @@ def _is_wanted(agent: Agent) -> bool:
     return agent.node > 0 or time.monotonic() - agent.heard < patience
 
 
-def _answer_one(listening: socket.socket, agent: Agent) -> None:
-    try:
-        connection, _ = listening.accept()
-    except TimeoutError:
-        return
-    with connection:
-        connection.settimeout(5.0)
-        try:
-            if user_behind(connection) != os.getuid():
-                return
-            (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-            answer = _started(agent, json.loads(_exactly(connection, length)))
-            _tell_kept(agent)
-            connection.sendall(json.dumps(answer).encode())
-        except (OSError, EOFError, ValueError) as error:
-            print(f"a request could not be read: {error!r}", file=sys.stderr)
+def _begin(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
+    answer = _started(agent, request)
+    _tell_kept(agent)
+    return answer
 
 
 def _started(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +223,7 @@ def _started(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
     if sum(agent.told["components"]) > 1:
         variables[ADDRESS] = _meeting_address(agent)
     if agent.told["local_disk"]:
-        variables[LOCAL_DISK] = str(_local_directory(agent))
+        variables[LOCAL_DISK] = str(local_disk.directory_on(agent.told["local_disk"], agent.directory))
     try:
         if "command" in job:
             jobs.start(agent.jobs, job, jobs.runner_command(), variables)
@@ -354,26 +302,6 @@ def _meeting_address(agent: Agent) -> str:
     while not (found := read_json(agent.directory / "node-0.json")) and time.monotonic() < end:
         time.sleep(TICK)
     return str(found.get("address", "127.0.0.1"))
-
-
-def _socket_name(directory: Path, node: int) -> str:
-    """Of the kernel's own name space: nothing is left on a disk."""
-    return f"\0rollouts-{os.getuid()}-{directory.name}-{node}"
-
-
-def user_behind(connection: socket.socket) -> int:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(found)[1])
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = connection.recv(count - len(data))
-        if not piece:
-            raise EOFError("the connection ended")
-        data += piece
-    return data
 
 
 def _reap() -> None:

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from infra.host import admission, allocation, slurm
+from infra.host import admission, allocation, node_socket, slurm
 from infra.host.files import read_json
 from infra.host.links import KEY
 from infra.host.ssh_client import client_command, server_name
@@ -37,7 +37,8 @@ WAIT_SECONDS = 900.0
 """How long a node waits for the key: whoever has the login node's agent open brings it."""
 MOUNT_SECONDS = 10.0
 STEP_SECONDS = 12.0
-DONE = "mounted"
+DONE, FILES = "mounted", "files"
+"""What a node says that has mounted, and how its socket is called."""
 FRESH = "dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0,reconnect"
 """What others change on the login node is seen at once."""
 LOADER = """
@@ -83,7 +84,7 @@ def bring(directory: Path, told: Mapping[str, Any]) -> None:
     admit(directory, told["minutes"])
     given = json.dumps({**told["mount"], "key": (directory / KEY).read_text()})
     step = ["srun", f"--jobid={told['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--quiet",
-            "--chdir=/", told["python"], "-c", BRINGER, _socket_name(directory)]  # fmt: skip
+            "--chdir=/", told["python"], "-c", BRINGER, node_socket.name_of(directory, FILES)[1:]]  # fmt: skip
     with suppress(OSError, subprocess.TimeoutExpired):
         said = subprocess.run(step, input=given, text=True, capture_output=True, timeout=STEP_SECONDS).stdout
         if said.strip() != DONE:
@@ -139,16 +140,13 @@ def _command(python: str) -> list[str]:
 @contextmanager
 def _brought(directory: Path) -> Iterator[tuple[bytes, socket.socket]]:
     """What the login node brings, and where it is told how it went."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind("\0" + _socket_name(directory))
-        listening.listen(1)
-        listening.settimeout(WAIT_SECONDS)
+    with node_socket.listening(directory, FILES, WAIT_SECONDS) as asked:
         while True:
-            connection, _ = listening.accept()
+            connection, _ = asked.accept()
             connection.settimeout(STEP_SECONDS)
             with connection, suppress(TimeoutError):
                 brought = b""
-                while allocation.user_behind(connection) == os.getuid() and (piece := connection.recv(65536)):
+                while node_socket.user_behind(connection) == os.getuid() and (piece := connection.recv(65536)):
                     brought += piece
                 if brought:
                     yield brought, connection
@@ -184,11 +182,6 @@ def _in_memory(content: str) -> str:
     os.fchmod(held, 0o600)
     os.write(held, content.encode())
     return f"/proc/{os.getpid()}/fd/{held}"
-
-
-def _socket_name(directory: Path) -> str:
-    """Of the kernel's own name space."""
-    return f"rollouts-{os.getuid()}-{directory.name}-files"
 
 
 def _of_living(lines: list[str], ended: Collection[Path]) -> list[str]:
