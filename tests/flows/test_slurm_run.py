@@ -14,11 +14,13 @@ from rollouts_core.metrics.loggers import read_jsonl
 from tests.cluster import Cluster
 from tests.conftest import Done, until
 from tests.flows.test_remote_run import DEADLINE, SECRET, made, start, variables
+from tests.hosts import HostMachine
 
 Rollouts = Callable[..., Done]
 Begin = Callable[..., "subprocess.Popen[str]"]
 __all__ = ["start", "variables"]
 LONG_SFT = {"steps": 2000, "checkpoint_every": 50}
+RL_STEPS = 2000
 ENDLESS = {"steps": 10**6}
 SFT_ONLY: dict[str, Any] = {"rl": None, "data": {"heldout": None}}
 ON_CLUSTER = {"kind": "slurm", "name": "cluster", "gpus": 1, "device": "cpu"}
@@ -143,18 +145,20 @@ def test_whatever_slurm_does_the_run_completes_with_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_a_stage_that_is_longer_than_an_allocation_is_finished_by_several(
     begin: Begin,
     cluster: Cluster,
-    alone: Path,
     tmp_path: Path,
+    stage: str,
 ) -> None:
     """Allocations of one minute, of which jobs leave the last twenty seconds, behind a checkpoint."""
-    sft = {"steps": 12000, "checkpoint_every": 100000}
+    seldom = {"checkpoint_every": 100000}
+    rl = {"steps": RL_STEPS, "steps_per_segment": RL_STEPS, **seldom}
+    long = {"sft": {"steps": 12000, **seldom}, **SFT_ONLY} if stage == "sft" else {"sft": {"steps": 20}, "rl": rl}
     inventory = tmp_path / "machines.toml"
     inventory.write_text(inventory.read_text().replace('partition = "gpu"', 'partition = "short"'))
-    run = begin(sft=sft, **SFT_ONLY)
-    output = finished(run, cluster)
+    output = finished(begin(**long), cluster)
     assert "is queued again" in output
     assert "resuming after step" in output
 
@@ -234,20 +238,24 @@ def test_a_run_that_is_cancelled_in_the_queue_or_there_leaves_nothing(
 
 
 @pytest.fixture
-def small_disk(cluster: Cluster) -> Iterator[Path]:
-    """The directory that login node and compute nodes share is a disk of its own."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(cluster.host.work)], check=True)
-    yield cluster.host.work
-    subprocess.run(["umount", "-l", str(cluster.host.work)], check=True)
+def small_disk(three_hosts: tuple[HostMachine, ...]) -> Iterator[Path]:
+    """The directory that login node and compute nodes share is a disk of its own. Ask for it before the cluster."""
+    host = three_hosts[0]
+    host.work.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(host.work)], check=True)
+    host.stop_sshd()
+    host.start_sshd()  # its view of disks is that of its start
+    yield host.work
+    subprocess.run(["umount", "-l", str(host.work)], check=True)
 
 
 @pytest.mark.slow
 def test_a_shared_disk_that_is_full_ends_the_run_with_a_message_and_the_next_one_goes_on(
+    small_disk: Path,
     rollouts: Rollouts,
     begin: Begin,
     config_file: Callable[..., Path],
     cluster: Cluster,
-    small_disk: Path,
     alone: Path,
     variables: dict[str, str],
 ) -> None:
