@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,11 @@ from tests.cluster import Cluster, cluster_impossible, running_cluster
 from tests.conftest import Done, write_cluster
 from tests.flows.test_remote_run import made, start, variables
 from tests.flows.test_slurm_run import LONG_SFT, ON_CLUSTER, Begin, alone, begin, checkpoint, finished, store_of
+from tests.flows.test_slurm_settings import arrays
 from tests.hosts import HostMachine
 
 Rollouts = Callable[..., Done]
-__all__ = ["alone", "begin", "start", "variables"]
+__all__ = ["alone", "arrays", "begin", "start", "variables"]
 pytestmark = pytest.mark.slow
 
 
@@ -60,3 +62,11 @@ def test_ranks_on_two_such_nodes_train_together(begin: Begin, cluster: Cluster, 
     )
     finished(run, cluster)
     assert made(store_of(cluster), "sft")
+
+
+def test_parts_of_tokenization_are_made_on_such_nodes(
+    begin: Begin, cluster: Cluster, arrays: dict[str, Any], tmp_path: Path
+) -> None:
+    output = finished(begin(**arrays, sft={"steps": 5}, rl=None), cluster)
+    assert "5 are done" in output
+    assert len(made(tmp_path / ".rollouts", "tokenize-")) == 6
