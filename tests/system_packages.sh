@@ -4,7 +4,7 @@
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 missing="" slow=""
-[ "${1:-}" != slow ] || slow="slurmdbd:slurmdbd mariadbd:mariadb-server-core ch-run:charliecloud sshfs:sshfs"
+[ "${1:-}" != slow ] || slow="slurmdbd:slurmdbd mariadbd:mariadb-server-core ch-run:charliecloud sshfs:sshfs psql:postgresql"
 for pair in sshd:openssh-server ssh-keygen:openssh-client ip:iproute2 rsync:rsync faketime:faketime chromium:chromium \
     slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge $slow; do
     command -v "${pair%%:*}" > /dev/null || missing="$missing ${pair##*:}"
