@@ -114,7 +114,7 @@ def serve(work: Path) -> int:
     while (request := _request()) is not None:
         try:
             answer: dict[str, Any] = {"value": CALLS[request["call"]](work, **request["arguments"])}
-        except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree, slurm.Away) as error:
+        except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree, slurm.Away, slurm.Refused) as error:
             answer = _error(error)
         data = json.dumps(answer).encode()
         _write(LENGTH.pack(len(data)) + data)

@@ -108,8 +108,7 @@ def _joinable(there: Sequence[dict[str, Any]], ask: Mapping[str, Any]) -> list[d
     """Those of the same jobs, where one of them runs or would be as good. Otherwise, what a run that has ended has left
     of another shape is given back. Raises `slurm.Away`."""
     shared = [found for found in there if set(found["jobs"]) & set(ask["jobs"])]
-    asked = {"asked": _asked(ask["slurm"])}
-    fitting = [found for found in shared if found["running"] or asked.items() <= found.items()]
+    fitting = [found for found in shared if found["running"] or found["asked"] == _asked(ask["slurm"])]
     left = [] if fitting else [found for found in shared if not found["holders"]]
     for found in left:
         slurm.cancel(found["slurm"])

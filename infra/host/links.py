@@ -54,14 +54,18 @@ def machines_in(file: Path) -> set[Machine]:
         return set()
 
 
-def make_key(directory: Path) -> None:
-    """A key pair of this job, unless it is there; the public half is told in its metrics."""
+def make_key(directory: Path) -> str:
+    """A key pair of a directory's own, unless it is there; returns the public half."""
     key = directory / KEY
     if not key.exists():
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "rollouts", "-f", str(key)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    public = key.with_suffix(".pub").read_text().strip()
-    add_record(directory / "metrics.jsonl", {"key": public})
+    return key.with_suffix(".pub").read_text().strip()
+
+
+def tell_key(directory: Path) -> None:
+    """The key of this job, whose public half is told in its metrics."""
+    add_record(directory / "metrics.jsonl", {"key": make_key(directory)})
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from typing import Any
 
 from infra.host import admission, allocation, node_socket, slurm
 from infra.host.files import read_json
-from infra.host.links import KEY
+from infra.host.links import KEY, make_key
 from infra.host.ssh_client import client_command, server_name
 from infra.host.system import end_with_parent
 
@@ -68,11 +68,7 @@ with socket.socket(socket.AF_UNIX) as there:
 
 def admit(directory: Path, minutes: int) -> None:
     """On the login node: make the key of an allocation, good for reading and writing files here, for so long."""
-    key = directory / KEY
-    if not key.exists():
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "rollouts", "-f", str(key)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
+    public = " ".join(make_key(directory).split()[:2])
     until = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + 60 * (minutes + MARGIN_MINUTES)))
     own = f'restrict,command="internal-sftp",expiry-time="{until}" {public} {MARK}{directory.resolve()}'
     admission.rewrite(lambda lines: [*_of_living(lines, {directory.resolve()}), own])

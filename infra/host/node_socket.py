@@ -27,7 +27,7 @@ def begin(directory: Path, node: int) -> int:
         connection.connect(name_of(directory, str(node)))
         if user_behind(connection) != os.getuid():
             print(json.dumps({"error": "the agent's socket on this node is another user's"}))
-            return 1
+            return 0
         connection.sendall(LENGTH.pack(len(request)) + request)
         answer = b""
         while piece := connection.recv(65536):

@@ -65,7 +65,7 @@ def main(directory: Path) -> int:
         message = f"{' and '.join(missing)} is not here: servers on other machines are reached by OpenSSH's client"
         write_json(directory / "failure.json", {"stage": "serve", "message": message})
         return 1
-    links.make_key(directory)
+    links.tell_key(directory)
     spec = json.loads((directory / "spec.json").read_text())
     with suppress(asyncio.CancelledError):
         asyncio.run(_keep_links(directory, spec))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.host.links import LINE, Machine, entered, link, machines_in, make_key
+from infra.host.links import LINE, Machine, entered, link, machines_in, tell_key
 
 ONWARD = "onward.json"
 LOOK_SECONDS = 1.0
@@ -30,7 +30,7 @@ async def keep_ways(directory: Path, ways: dict[str, int]) -> None:
         while True:
             named = machines_in(directory / ONWARD)
             if named and not (directory / "key").exists():
-                await asyncio.to_thread(make_key, directory)
+                await asyncio.to_thread(tell_key, directory)
             for machine in kept.keys() - named:
                 kept.pop(machine).cancel()
             for machine in named - kept.keys():

@@ -29,35 +29,35 @@ def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict
 
     A start may be asked for twice.
     """
-    said = _said(root, lease, node, ["begin", str(root / lease), str(node)], json.dumps(request).encode(), STEP_SECONDS)
-    if said is None or "again" in said:
-        return said and ({"error": said["again"]} if not slurm.AWAY.search(said["again"]) else None)
-    answer: dict[str, Any] = json.loads(said["printed"])
+    try:
+        printed = _printed(
+            root / lease, node, ["begin", str(root / lease), str(node)], json.dumps(request).encode(), STEP_SECONDS
+        )
+    except slurm.Away:
+        return None
+    except slurm.Refused as error:
+        return {"error": str(error)}
+    answer: dict[str, Any] = json.loads(printed)
     return answer
 
 
 def ask(root: Path, lease: str, node: int, call: str, seconds: float, **arguments: Any) -> Any:
-    """The answer of an agent on a node, as the login node's own gives it. Raises `slurm.Away`."""
+    """The answer of an agent on a node, as the login node's own gives it. Raises `slurm.Away` or `slurm.Refused`."""
     request = json.dumps({"call": call, "arguments": arguments}).encode()
     given = LENGTH.pack(len(request)) + request
-    said = _said(root, lease, node, ["serve", str(root.parent)], given, seconds)
-    if said is None or "again" in said:
-        raise slurm.Away((said or {}).get("again", "its allocation has ended"))
-    answer = json.loads(said["printed"][LENGTH.size :])
+    answer = json.loads(_printed(root / lease, node, ["serve", str(root.parent)], given, seconds)[LENGTH.size :])
     if "error" in answer:
         raise OSError(answer["message"])
     return answer["value"]
 
 
-def _said(
-    root: Path, lease: str, node: int, arguments: Sequence[str], given: bytes, seconds: float
-) -> dict[str, Any] | None:
-    """What a part of the agent prints on a node (`printed`); None when the allocation has ended; `again`: what Slurm
-    said, for a while, instead."""
-    told, found = read_json(root / lease / f"node-{node}.json"), read_json(root / lease / "allocation.json")
-    row = slurm.look(root).rows.get(found.get("slurm", ""))
+def _printed(directory: Path, node: int, arguments: Sequence[str], given: bytes, seconds: float) -> bytes:
+    """What a part of the agent prints on a node. Raises `slurm.Away` when the allocation has ended or Slurm does not
+    answer, `slurm.Refused` with what it said for a while instead."""
+    told, found = read_json(directory / f"node-{node}.json"), read_json(directory / "allocation.json")
+    row = slurm.look(directory.parent).rows.get(found.get("slurm", ""))
     if not told or row is None or row.state not in LIVE:
-        return None
+        raise slurm.Away("the allocation does not run")
     component = [f"--het-group={told['component']}"] if len(found["components"]) > 1 else []
     step = ["srun", f"--jobid={found['slurm']}", *component, "--overlap", "--nodes=1", "--ntasks=1", "--quiet",
             f"--nodelist={told['node']}", *told["agent"], *arguments]  # fmt: skip
@@ -66,13 +66,13 @@ def _said(
         try:
             done = subprocess.run(step, input=given, capture_output=True, timeout=seconds)
             if done.returncode == 0 and done.stdout:
-                return {"printed": done.stdout}
+                return done.stdout
             said = (done.stderr or done.stdout).decode(errors="replace").strip()
         except subprocess.TimeoutExpired:
             said = f"it did not start within {seconds:.0f} s"
         if GONE.search(said):
-            return None
+            raise slurm.Away(said)
         if time.monotonic() > end:
-            slurm.forget(root)
-            return {"again": f"a step on {told['node']} failed: {said}"}
+            slurm.forget(directory.parent)
+            raise (slurm.Away if slurm.AWAY.search(said) else slurm.Refused)(f"a step on {told['node']} failed: {said}")
         time.sleep(1.0)
