@@ -70,3 +70,18 @@ def test_parts_of_tokenization_are_made_on_such_nodes(
     output = finished(begin(**arrays, sft={"steps": 5}, rl=None), cluster)
     assert "5 are done" in output
     assert len(made(tmp_path / ".rollouts", "tokenize-")) == 6
+
+
+def test_check_says_that_nodes_mount_it_and_what_to_do_where_they_do_not(
+    rollouts: Rollouts, cluster: Cluster, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    def shared() -> dict[str, str]:
+        found = rollouts("machines", "check", "cluster", "--json", **variables).json()
+        return next(finding for finding in found if finding["what"] == "shared")
+
+    assert shared()["state"] == "ok"
+    assert "mounts" in shared()["found"]
+    inventory = tmp_path / "machines.toml"
+    inventory.write_text(inventory.read_text().replace("sshfs = true\n", ""))
+    assert shared()["state"] == "failed"
+    assert "set slurm.sshfs" in shared()["advice"]
