@@ -85,6 +85,7 @@ CHANGES: dict[str, Any] = {
     "EngineConfig.min_replicas": 2, "EngineMachines.names": ["gpu3"], "EngineMachines.labels": ["h100"],
     "EngineMachines.gpus": 2, "EngineMachines.gpu_memory_gb": 80.0, "EngineMachines.rented": 2,
     "EngineMachines.accelerator": "H100", "EngineMachines.nodes": 1, "EngineMachines.keep_minutes": 30.0,
+    "EngineMachines.options": ["--partition=l40s"], "TokenizationConfig.at_once": 2,
     "EngineConfig.start_minutes": 5.0, "EngineConfig.cache_gib": 1.5, "EngineConfig.hang_seconds": 5.0,
     "MachineConfig.device": "cpu", "MachineConfig.time_limit_hours": 5.0, "MachineConfig.unattended_limit_hours": 5.0,
     "MachineConfig.name": "gpu1", "MachineConfig.gpus": 4, "MachineConfig.gpu_memory_gb": 80.0,
@@ -116,7 +117,8 @@ CARRIED = ("RLConfig.steps", "RLConfig.steps_per_segment", "EvaluationConfig.dur
 """Operational, but they say which stages there are, or name what is in keys by its content."""
 EMBEDDED_ONLY = "EngineConfig.cache_gib"
 CLUSTERS_ONLY = "MachineConfig.nodes"
-NODES_ONLY = "EngineMachines.nodes"
+NODES_ONLY = ("EngineMachines.nodes", "EngineMachines.options")
+ARRAYS_ONLY = "TokenizationConfig.at_once"
 ELSEWHERE_ONLY = "EngineConfig.min_replicas"
 RENTED_ONLY = ("EngineMachines.rented", "EngineMachines.accelerator")
 OF_MIXTURES = ("ParallelConfig.expert", "BackendConfig.balance_experts", "EngineConfig.replay_experts")
@@ -241,7 +243,10 @@ def test_a_field_changes_keys_exactly_when_its_type_says_so(
         data["engine"] |= {"replicas": 2, "machines": {"names": ["gpu1"]}}
     if name == CLUSTERS_ONLY:
         data["machine"] |= {"kind": "slurm", "name": "cluster"}
-    if name == NODES_ONLY:
+    if name == ARRAYS_ONLY:
+        data["machine"] = {"kind": "slurm", "name": "cluster"}
+        data["data"]["tokenization"] = {"parts": 2, "task_runner": "slurm"}
+    if name in NODES_ONLY:
         data["machine"] = {"kind": "slurm", "name": "cluster"}
         data["engine"]["machines"] = {"nodes": 2}
     if name in RENTED_ONLY:
