@@ -50,8 +50,11 @@ def _mount(remote: Remote) -> dict[str, Any]:
 
 
 def for_arrays(slurm: Slurm) -> Slurm:
-    """For jobs that need no GPU and share nodes."""
-    return replace(slurm, partition=slurm.cpu_partition or slurm.partition, exclusive=False)
+    """For jobs that need no GPU and little else: what is said of nodes with GPUs is not of theirs."""
+    found = replace(slurm, exclusive=False, cpus=None, memory_gb=None, gpu_type=None)
+    if slurm.cpu_partition is None:
+        return found
+    return replace(found, partition=slurm.cpu_partition, constraint=None, reservation=None)
 
 
 def _options(slurm: Slurm, gpus: int, options: Sequence[str]) -> list[str]:
