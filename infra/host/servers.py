@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 import urllib.error
@@ -271,7 +272,10 @@ def _memory(path: str | None) -> Path | None:
         if _is_abandoned(old):
             shutil.rmtree(old, ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ServersFailed(f"{place} is another user's, or others may write there: remove it")
+    lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if not try_lock(lock):
         raise ServersFailed(f"{place} is in use by other servers")
     return place

@@ -244,3 +244,18 @@ def test_memory_of_dead_owners_is_cleared_away(tmp_path: Path) -> None:
     with kept(tmp_path) as those:
         until(those.replicas)
         assert not (tmp_path / "memory.dead").exists()
+
+
+@pytest.mark.parametrize("trap", ["others may write", "a link"])
+def test_memory_that_somebody_else_has_prepared_is_refused(tmp_path: Path, trap: str) -> None:
+    """Its name can be guessed, and it lies where every user of the machine may write."""
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    if trap == "a link":
+        (tmp_path / "memory.x").symlink_to(tmp_path / "theirs")
+    else:
+        (tmp_path / "memory.x").mkdir()
+        (tmp_path / "memory.x").chmod(0o777)
+    with kept(tmp_path) as those:
+        until(lambda: (those.directory / "status.json").exists())
+        assert "is another user's, or others may write there" in (those.directory / "failure.json").read_text()
+    assert not list((tmp_path / "theirs").iterdir())
