@@ -138,7 +138,7 @@ def _bring_key(directory: Path) -> None:
     """To a node that does not see this directory, and waits for what it needs to mount it."""
     told = read_json(directory / "allocation.json")
     row = slurm.look(directory.parent).rows.get(told.get("slurm", "")) if told.get("mount") else None
-    if row is not None and row.state in LIVE and mounting.waits_for_key(directory, told):
+    if row is not None and row.state in LIVE:
         mounting.bring(directory, told)
 
 

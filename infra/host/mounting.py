@@ -75,22 +75,19 @@ def admit(directory: Path, minutes: int) -> None:
 
 
 def bring(directory: Path, told: Mapping[str, Any]) -> None:
-    """Bring the key to an allocation whose first node waits for it. `told`: what the allocation is. A step that Slurm
-    refuses, or a node that does not listen yet, is asked again later."""
+    """Bring the key to an allocation that runs and whose agent has not begun since it was queued the last time. `told`:
+    what the allocation is. A step that Slurm refuses, or a node that does not listen yet, is asked again later."""
+    found = slurm.running(told["slurm"])
+    if found is None or found[1] <= read_json(directory / "node-0.json").get("turn", -1):
+        return
     admit(directory, told["minutes"])
     given = json.dumps({**told["mount"], "key": (directory / KEY).read_text()})
-    step = ["srun", f"--jobid={told['slurm']}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--quiet",
+    step = ["srun", f"--jobid={found[0]}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--quiet",
             "--chdir=/", told["python"], "-c", BRINGER, node_socket.name_of(directory, FILES)[1:]]  # fmt: skip
     with suppress(OSError, subprocess.TimeoutExpired):
         said = subprocess.run(step, input=given, text=True, capture_output=True, timeout=STEP_SECONDS).stdout
-        if said.strip() != DONE:
+        if said.strip() not in ("", DONE):
             (directory / "log").write_text(said)
-
-
-def waits_for_key(directory: Path, told: Mapping[str, Any]) -> bool:
-    """Whether an allocation runs whose agent has not begun since it was queued the last time."""
-    begun: int = read_json(directory / "node-0.json").get("turn", -1)
-    return slurm.turn_of(told["slurm"]) > begun
 
 
 def dismiss(directories: Collection[Path]) -> None:

@@ -36,7 +36,7 @@ AWAY = re.compile(
     re.IGNORECASE,
 )
 ENDED = re.compile(r"\bJobState=(\w+)")
-TURN = re.compile(r"\bJobState=(\w+).*?\bRestarts=(\d+)")
+RUNNING = re.compile(r"\bJobId=(\d+) .*?\bJobState=RUNNING .*?\bRestarts=(\d+)")
 
 
 class Refused(Exception):
@@ -113,13 +113,14 @@ def how_it_ended(number: str) -> str:
     return found[1] if found else ""
 
 
-def turn_of(number: str) -> int:
-    """How often a job that runs was queued again; -1 where it does not run, or Slurm does not say."""
+def running(number: str) -> tuple[str, int] | None:
+    """Of a job that runs: the number that steps are asked for by, which an array's element does not have in its name,
+    and how often it was queued again. None where it does not run, or Slurm does not say."""
     try:
-        found = TURN.search(asked(["scontrol", "-o", "show", "job", number]))
+        found = RUNNING.search(asked(["scontrol", "-o", "show", "job", number]))
     except (Away, Refused):
-        return -1
-    return int(found[2]) if found and found[1] == "RUNNING" else -1
+        return None
+    return (found[1], int(found[2])) if found else None
 
 
 def cancel(number: str) -> None:

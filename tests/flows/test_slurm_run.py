@@ -242,7 +242,7 @@ def small_disk(three_hosts: tuple[HostMachine, ...]) -> Iterator[Path]:
     """The directory that login node and compute nodes share is a disk of its own. Ask for it before the cluster."""
     host = three_hosts[0]
     host.work.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(host.work)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500m", "tmpfs", str(host.work)], check=True)
     host.stop_sshd()
     host.start_sshd()  # its view of disks is that of its start
     yield host.work
