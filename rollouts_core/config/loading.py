@@ -123,6 +123,7 @@ def _apply(override: str, data: dict[str, Any]) -> list[str]:
 
 def _validated(data: dict[str, Any]) -> tuple[PipelineConfig | None, list[str]]:
     problems: list[str] = []
+    seen: set[str] = set()
     emptied: set[str] = set()
     remaining = copy.deepcopy(data)
     config = None
@@ -134,7 +135,8 @@ def _validated(data: dict[str, Any]) -> tuple[PipelineConfig | None, list[str]]:
         except ValidationError as error:
             found = problem_lines(error)
             begins = tuple(f"{part}{mark}" for part in emptied for mark in ".:")
-            new = [line for line in found if line not in problems and not line.startswith(begins)]
+            new = [line for line in found if line not in seen and not line.startswith(begins)]
+            seen.update(new)
             problems += [line for line in new if not (problems and line.endswith("is required"))]
             if not new or not _set_aside(remaining, error, emptied):
                 break

@@ -104,9 +104,9 @@ def _is_turns(entry: Any) -> bool:
 
 def _sharegpt(turns: Any) -> list[dict[str, str]]:
     """Empty where they are not ShareGPT's."""
-    if not _is_turns(turns) or any(turn.get("from") not in SPEAKERS or "value" not in turn for turn in turns):
+    if not _is_turns(turns) or any(str(turn.get("from")) not in SPEAKERS or "value" not in turn for turn in turns):
         return []
-    return [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
+    return [{"role": SPEAKERS[str(turn["from"])], "content": turn["value"]} for turn in turns]
 
 
 def _without(value: Value, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster, cluster_impossible, running_cluster
-from tests.conftest import Done, write_cluster
+from tests.conftest import Done, until, write_cluster
 from tests.flows.test_remote_run import made, start, variables
 from tests.flows.test_slurm_run import LONG_SFT, ON_CLUSTER, Begin, alone, begin, checkpoint, finished, store_of
 from tests.flows.test_slurm_settings import arrays
@@ -28,6 +28,12 @@ def cluster(three_hosts: tuple[HostMachine, ...], tmp_path: Path) -> Iterator[Cl
         file.write("sshfs = true\n")
     with running_cluster(three_hosts[0], blind=True) as running:
         yield running
+
+
+def mounts(cluster: Cluster) -> list[bytes]:
+    """The processes of sshfs on the cluster's own network."""
+    lines = [Path(f"/proc/{pid}/cmdline") for pid in cluster.host.processes()]
+    return [words for words in (line.read_bytes() for line in lines if line.exists()) if words.startswith(b"sshfs")]
 
 
 @pytest.mark.parametrize("fault", ["none", "requeued", "node lost"])
@@ -53,7 +59,7 @@ def test_a_run_on_nodes_that_mount_everything_has_the_keys_and_bits_of_a_run_her
     assert ("resuming after step" in output) == (fault != "none")
     assert made(alone, "sft", "rl", "evaluate") == made(store_of(cluster), "sft", "rl", "evaluate")
     assert "internal-sftp" not in keys.read_text()
-    assert not cluster.run("sh", "-c", "ps -ef | grep [s]shfs || true")
+    until(lambda: not mounts(cluster), "the mounts are gone", 30.0)
 
 
 def test_ranks_on_two_such_nodes_train_together(begin: Begin, cluster: Cluster, variables: dict[str, str]) -> None:

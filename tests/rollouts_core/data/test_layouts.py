@@ -102,3 +102,9 @@ def test_a_field_that_was_added_changes_no_key_at_its_default(tmp_path: Path) ->
         key_of(Jsonl(path=tmp_path / "x", **fields)) for fields in ({}, {"annotations": False}, {"columns": {"a": "b"}})
     }
     assert len(keys) == 3
+
+
+def test_speakers_that_are_no_text_are_not_taken_for_sharegpts() -> None:
+    """Found by `tests.fuzz`: it ended in a TypeError."""
+    row = {"conversations": [{"from": ["human"], "value": "a"}]}
+    assert recognised(row) == row
