@@ -311,9 +311,11 @@ def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() ->
     assert caught.value.problems == ("engine.machines: rented: name an accelerator, as H100, or say gpus 0",)
 
 
-def test_a_part_that_stays_wrong_beside_a_list_that_lacks_a_field_is_told_and_ends() -> None:
-    """Found by `tests.fuzz`: it was looked at again and again."""
-    served = [{"name": "judge", "model": {"kind": "pretrained"}}]
+def test_a_part_that_stays_wrong_beside_another_wrong_value_is_told_once() -> None:
+    """Found by `tests.fuzz`: both were looked at again and again, for ever."""
+    machines = {"names": ["a", "a"], "gpus": 2}
+    prompts = {"kind": "jsonl", "path": False}
     with pytest.raises(BadInput) as told:
-        from_data({"engine": {"kind": "sglang", "machines": {"names": ["a", "a"], "gpus": 2}}, "served": served})
-    assert any("a machine is named twice" in problem for problem in told.value.problems)
+        from_data({"engine": {"kind": "sglang", "machines": machines}, "data": {"prompts": prompts}})
+    assert sum("a machine is named twice" in problem for problem in told.value.problems) == 1
+    assert any("data.prompts" in problem for problem in told.value.problems)
