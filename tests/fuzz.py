@@ -37,10 +37,12 @@ CONFIG: dict[str, Any] = {
     "data": {"demonstrations": FILE, "preferences": FILE, "prompts": FILE, "heldout": FILE, "max_length": 12,
              "tokenization": {"parts": 2}},
     "sft": {"steps": 2}, "dpo": {"beta": 0.2}, "environment": {"name": "calculator"},
-    "rl": {"steps": 4, "algorithm": {"kind": "grpo"}, "rollouts": {"generation": "partial", "filters": []}},
+    "rl": {"steps": 4, "algorithm": {"kind": "grpo"}, "max_new_tokens": 3,
+           "rollouts": {"generation": "partial", "max_staleness": 1}},
     "engine": {"kind": "sglang", "replicas": 2, "machines": {"names": ["gpu1"], "gpus": 2}},
-    "backend": {"processes": 2, "lora": {"rank": 2}, "parallel": {"context": 2}},
-    "machine": {"kind": "ssh", "name": "gpu1", "gpus": 2}, "evaluation": {"max_new_tokens": 3, "pass_at": [1]},
+    "backend": {"processes": 2, "lora": {"rank": 2}},
+    "machine": {"kind": "ssh", "name": "gpu1", "gpus": 2, "device": "cpu"},
+    "evaluation": {"max_new_tokens": 3, "pass_at": [1]},
     "served": [{"name": "judge", "model": {"kind": "pretrained", "name": "a/b"}}], "store": {"path": "x"},
     "results": {"artifacts": ["rl"]}, "tracking": {"tensorboard": True},
 }  # fmt: skip
@@ -50,9 +52,9 @@ ROWS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "1"}]},
                   {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "hm"},
                   {"role": "tool", "content": "2", "tool_call_id": "1", "name": "add"}],
-     "tools": [{"type": "function"}]},
+     "tools": [{"type": "function", "function": {"name": "add"}}]},
     {"prompt": "1+1=", "completion": "2"}, {"text": "1+1=2"}, {"prompt": "1", "chosen": "2", "rejected": "3"},
-    {"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]},
+    {"prompt": "q", "chosen": [{"role": "assistant", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]},
     {"instruction": "a", "input": "b", "output": "c"}, {"conversations": [{"from": "human", "value": "a"}]},
 ]  # fmt: skip
 MANIFEST: dict[str, Any] = {
@@ -60,7 +62,10 @@ MANIFEST: dict[str, Any] = {
     "provenance": {"version": 1, "spec": {}, "inputs": {}, "external": {}, "code": {}, "git_commit": None,
                    "libraries": {}, "host": {}, "started_at": "", "seconds": 1.0, "summary": {}},
 }  # fmt: skip
-INVENTORY = {"gpu1": {"host": "a", "port": 22, "gpus": 2, "labels": ["x"], "jump": "gpu2", "slurm": {"hours": 1.5}}}
+INVENTORY = {
+    "gpu1": {"host": "a", "port": 22, "gpus": 2, "labels": ["x"], "jump": "gpu2", "slurm": {"hours": 1.5, "cpus": 2}},
+    "gpu2": {"host": "b"},
+}  # fmt: skip
 
 
 def main(target: str, seconds: float = SECONDS, seed: int = 0) -> int:
@@ -158,9 +163,13 @@ def _inventory(tables: Any) -> None:
 def _toml(tables: Any) -> str:
     lines = []
     for name, table in tables.items() if isinstance(tables, dict) else []:
+        fields = table if isinstance(table, dict) else {}
+        nested = {key: value for key, value in fields.items() if isinstance(value, dict)}
         lines.append(f"[{json.dumps(str(name))}]")
-        fields = table.items() if isinstance(table, dict) else []
-        lines += [f"{json.dumps(str(key))} = {json.dumps(value)}" for key, value in fields]
+        lines += [f"{json.dumps(str(key))} = {json.dumps(value)}" for key, value in fields.items() if key not in nested]
+        for key, value in nested.items():
+            lines.append(f"[{json.dumps(str(name))}.{json.dumps(str(key))}]")
+            lines += [f"{json.dumps(str(field))} = {json.dumps(entry)}" for field, entry in value.items()]
     return "\n".join(lines)
 
 
