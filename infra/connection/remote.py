@@ -33,6 +33,8 @@ BACKOFF = (0.2, 1.0, 2.0, 5.0)
 MAX_GREETING = 65536
 NOT_FOUND = 127
 DISK_FULL = "28"
+SAID = 200
+"""Bytes of an answer that are quoted in an error."""
 
 logger = logging.getLogger("rollouts.machines")
 
@@ -154,16 +156,24 @@ class Remote:
                 (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
                 if length > MAX_REQUEST:
                     raise MachineError(f"{self.name}: an answer of {length:,} bytes is refused")
-                answer = json.loads(_exactly(channel, length))
+                content = _exactly(channel, length)
             except (OSError, EOFError, paramiko.SSHException, struct.error) as error:
                 self.close()
                 raise Unreachable(f"{self.name} does not answer ({str(error) or type(error).__name__})") from None
             except BaseException:  # an interrupt, too: its answer would be taken for that of the next call
                 self.close()
                 raise
-        if "error" in answer:
-            raise self.failure(answer)
-        return answer["value"]
+        return self._value_in(content)
+
+    def _value_in(self, content: bytes) -> Any:
+        with contextlib.suppress(ValueError, RecursionError):
+            match json.loads(content):
+                case {"error": _, "message": str()} as answer:
+                    raise self.failure(answer)
+                case {"value": value}:
+                    return value
+        self.close()
+        raise MachineError(f"{self.name}: its agent gives no answer, but {content[:SAID]!r}")
 
     def failure(self, answer: dict[str, Any]) -> Exception:
         if answer["error"] == "disk full":
@@ -176,20 +186,23 @@ class Remote:
         channel = self._connection.open(self.host).run(load_command(self.host.python, self.host.work))
         channel.settimeout(CONNECT_SECONDS * 2)
         words = self._greeting(channel)
-        if words[0] == "send":
+        if words == ["send"]:
             channel.sendall(agent_archive()[1])
             words = self._greeting(channel)
-        if words[0] == "ready":
-            self.work, self._channel = " ".join(words[1:]), channel
-            return channel
+        match words:
+            case ["ready", *work]:
+                self.work, self._channel = " ".join(work), channel
+                return channel
         self.close()
-        if words[0] == "old":
-            raise BadInput(f"{self.name}: its {self.host.python} is Python {words[1]}, and 3.11 or later is needed")
-        if words[0] == "unusable" and words[1] == DISK_FULL:
-            raise BadInput(f"{self.name}: no space left on its disk, at {self.host.work}: free some, then run again")
-        if words[0] == "unusable":
-            reason = " ".join(words[2:])
-            raise BadInput(f"{self.name}: its work directory can't be used: {reason}. Name another with `work`")
+        match words:
+            case ["old", version]:
+                raise BadInput(f"{self.name}: its {self.host.python} is Python {version}, and 3.11 or later is needed")
+            case ["unusable", number, *_] if number == DISK_FULL:
+                place = self.host.work
+                raise BadInput(f"{self.name}: no space left on its disk, at {place}: free some, then run again")
+            case ["unusable", _, *reason]:
+                why = " ".join(reason)
+                raise BadInput(f"{self.name}: its work directory can't be used: {why}. Name another with `work`")
         raise MachineError(f"{self.name}: it answers {' '.join(words)!r}, which nobody asked for")
 
     def _greeting(self, channel: paramiko.Channel) -> list[str]:

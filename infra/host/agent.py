@@ -37,6 +37,7 @@ import struct
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -111,12 +112,15 @@ def main(arguments: list[str]) -> int:
 
 def serve(work: Path) -> int:
     """Answer until the other side is gone, or silent for `IDLE_SECONDS`."""
-    while (request := _request()) is not None:
+    while (content := _request()) is not None:
         try:
+            request = json.loads(content)
             answer: dict[str, Any] = {"value": CALLS[request["call"]](work, **request["arguments"])}
+            data = json.dumps(answer).encode()
         except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree, slurm.Away, slurm.Refused) as error:
-            answer = _error(error)
-        data = json.dumps(answer).encode()
+            data = json.dumps(_error(error)).encode()
+        except Exception as error:  # it must be told: an agent that ends looks like a machine that is away
+            data = json.dumps(_fault(error)).encode()
         _write(LENGTH.pack(len(data)) + data)
     return 0
 
@@ -368,7 +372,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "drain": drain,
     "drained": drained,
     "busy": busy,
-    "note_run": collect.note_run,
+    "note_run": lambda work, run, **told: collect.note_run(work, _name(run), **told),
     "noted_runs": collect.noted_runs,
     "collect": collect.collect,
     "leave_behind": leave_behind,
@@ -435,18 +439,23 @@ def _error(error: Exception) -> dict[str, Any]:
     return {"error": "disk full" if full else "failed", "message": text}
 
 
-def _request() -> dict[str, Any] | None:
+def _fault(error: Exception) -> dict[str, Any]:
+    """Of a request that can't be understood, or a mistake of this program: it names the place in the code."""
+    places = [
+        f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return {"error": "failed", "message": f"its agent failed in {places[-1]}: {type(error).__name__}: {error}"}
+
+
+def _request() -> bytes | None:
     header = _exactly(LENGTH.size)
     if header is None:
         return None
     (length,) = LENGTH.unpack(header)
     if length > MAX_REQUEST:
         return None
-    data = _exactly(length)
-    if data is None:
-        return None
-    request: dict[str, Any] = json.loads(data)
-    return request
+    return _exactly(length)
 
 
 def _exactly(count: int) -> bytes | None:

@@ -42,6 +42,8 @@ THREADS = 8
 PIECE = 2**18
 WINDOW = 2**22
 """Bytes that are read ahead."""
+MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of a request of another shape than it should have."""
 
 
 class Gate:
@@ -77,7 +79,7 @@ class Gate:
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
                 asked = await _line(reader, IDLE_SECONDS)
-        except (OSError, EOFError, ValueError, KeyError, TimeoutError, asyncio.CancelledError):
+        except (*MISSHAPEN, OSError, EOFError, TimeoutError, asyncio.CancelledError):
             return  # a task of asyncio's server that ends as cancelled is complained of
         finally:
             onward.close()

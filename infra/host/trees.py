@@ -33,6 +33,8 @@ PIECE = 2**17
 TAKEN = 2**20
 HEADER = struct.Struct(">IQI")
 END = 0xFFFFFFFF
+LARGEST = 2**44
+"""Bytes of a file. What is said to be larger is a mistake, and a list of its stretches would fill the memory."""
 SYNC_FILE_RANGE_WRITE = 2
 _c = ctypes.CDLL(None)
 BATCH = 256
@@ -48,12 +50,25 @@ class BadTree(Exception):
 def refuse_bad_names(entries: Sequence[Entry]) -> None:
     """Raises `BadTree` for a name that would leave the directory, come twice, or be no file's."""
     seen = set()
-    for path, size, sha256 in entries:
-        if "\0" in path or not STEPS_NOWHERE.isdisjoint(path.split("/")):
+    for entry in entries if isinstance(entries, list | tuple) else [entries]:
+        match entry:
+            case [str(path), int(size), str(sha256)]:
+                pass
+            case _:
+                raise BadTree(f"{entry!r} is not the path, size and digest of a file")
+        if "\0" in path or not STEPS_NOWHERE.isdisjoint(path.split("/")) or not _is_encodable(path):
             raise BadTree(f"{path!r} is no name of a file inside a directory")
-        if path in seen or size < 0 or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
-            raise BadTree(f"{path!r} comes twice, or with no size or digest")
+        if path in seen or not 0 <= size <= LARGEST or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+            raise BadTree(f"{path!r} comes twice, or with a size or digest that no file has")
         seen.add(path)
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def begin(incoming: Path, entries: Sequence[Entry], known: Mapping[str, Path]) -> list[Stretch]:

@@ -167,9 +167,10 @@ def _answer(channel: Stream) -> dict[str, object]:
     data = b""
     while piece := channel.recv(65536):
         data += piece
-    if not data:
-        raise EOFError("the connection ended")
-    answer: dict[str, object] = json.loads(data)
+    try:
+        answer: dict[str, object] = json.loads(data)
+    except ValueError:
+        raise EOFError("the connection ended before the answer") from None
     return answer
 
 
@@ -178,7 +179,7 @@ def _answer_or_none(channel: Stream) -> dict[str, object] | None:
     try:
         channel.settimeout(1.0)
         return _answer(channel)
-    except (OSError, EOFError, ValueError, paramiko.SSHException):
+    except (OSError, EOFError, paramiko.SSHException):
         return None
 
 

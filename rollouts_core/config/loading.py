@@ -88,9 +88,11 @@ def _from_python(path: Path) -> tuple[PipelineConfig | None, list[str]]:
 
 def _from_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
         raise BadInput(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise BadInput(f"{path}: holds a {type(data).__name__}, not an object with a config's fields")
     return data
@@ -113,7 +115,7 @@ def _apply(override: str, data: dict[str, Any]) -> list[str]:
             return [f"--set {override}: {parent} has no fields"]
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = text
     if name == "kind" and ".".join(parents) in UNIONS and data.get(name) != value:
         data.clear()

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rollouts_core.data.messages import has_half_characters
 from rollouts_core.data.rendering import ASSISTANT, Rendered, chat_format, render_conversation
+from rollouts_core.errors import BadInput
 from rollouts_core.types import Data, Message
 
 Ids = npt.NDArray[np.int32]
@@ -92,5 +94,11 @@ def _encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any]:
     core = tokenizer.backend_tokenizer
     core.no_truncation()
     core.no_padding()
-    encodings: Sequence[Any] = core.encode_batch(list(texts), add_special_tokens=False)
+    try:
+        encodings: Sequence[Any] = core.encode_batch(list(texts), add_special_tokens=False)
+    except TypeError:
+        half = next((text for text in texts if has_half_characters(text)), None)
+        if half is None:
+            raise
+        raise BadInput(f"no tokens can be made of a text with half of a character: {half[:200]!r}") from None
     return encodings

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from rollouts_core.config import Arrow, HubDataset, Jsonl, Parquet, Source
 from rollouts_core.data.layouts import NotLaidOutSo, laid_out
+from rollouts_core.data.messages import has_half_characters
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External, is_url
 
@@ -87,10 +88,12 @@ def _jsonl(external: External, wanted: Wanted) -> Iterator[RawRow]:
 def _json_row(index: int, place: str, line: bytes) -> RawRow:
     try:
         value = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         return RawRow(index, place, None, f"not valid JSON: {error}")
     if not isinstance(value, dict):
         return RawRow(index, place, None, f"a {type(value).__name__}, not an object")
+    if b"\\ud" in line.lower() and has_half_characters(value):
+        return RawRow(index, place, None, "has half of a character: a \\ud800 to \\udfff without its other half")
     return RawRow(index, place, value)
 
 

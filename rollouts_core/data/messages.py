@@ -35,7 +35,19 @@ def tools_problem(tools: Any) -> str:
         given = _function_of(tool) if isinstance(tool, Mapping) else {}
         if not isinstance(given.get("name"), str):
             return f"tools[{number}] has no name"
+        form = given.get("parameters") or {}
+        if not isinstance(form, Mapping) or not isinstance(form.get("properties") or {}, Mapping):
+            return f"tools[{number}] has parameters that are no JSON schema of an object"
     return ""
+
+
+def has_half_characters(value: Any) -> bool:
+    """Whether a text in the data has half of a UTF-16 pair. JSON allows it; no file or tokenizer takes it."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def message_from_data(data: Data) -> Message:
@@ -131,7 +143,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -6,7 +6,7 @@ came before otherwise than the engine was given it (many drop the thoughts of ea
 engine is given the conversation as it is rendered now, and the turns before stand by themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,11 +159,16 @@ def _example(tools: Sequence[Data]) -> tuple[list[Message], ToolCall | None]:
     if not tools:
         return [asks, Message("assistant", "answer"), Message("user", "again")], None
     function = tools[0]["function"]
-    parameters = function.get("parameters", {}).get("properties", {})
-    arguments = {name: EXAMPLE.get(form.get("type", "string"), "text") for name, form in parameters.items()}
+    parameters = (function.get("parameters") or {}).get("properties") or {}
+    arguments = {name: EXAMPLE.get(_type_of(form), "text") for name, form in parameters.items()}
     call = ToolCall(function["name"], arguments, "call00000")
     result = Message("tool", "result", name=call.name, tool_call_id=call.id)
     return [asks, Message("assistant", "", (call,)), result], call
+
+
+def _type_of(form: Any) -> str:
+    """Of a JSON schema, which may name several types, or none."""
+    return str(form.get("type")) if isinstance(form, Mapping) else ""
 
 
 def _turn_text(chat: ChatFormat, render: Render, messages: Sequence[Message]) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 import anyio
 import httpx
 
-from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
+from rollouts_core.errors import EngineRefused, EngineUnavailable
+from rollouts_core.inference.reading import QUOTED, json_in
 
 DONE = "[DONE]"
-SAID = 500
-"""Characters of an answer that are quoted in an error."""
 
 
 class JsonClient:
@@ -50,7 +49,7 @@ class JsonClient:
         except httpx.HTTPError as error:
             raise EngineUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from None
         _raise_for(answer.status_code, answer.text, f"{method} {url}")
-        return _data(answer.text, f"{method} {url}") if answer.text.strip() else None
+        return json_in(answer.text, f"{method} {url}") if answer.text.strip() else None
 
     async def events(self, url: str, body: Any, headers: Mapping[str, str] | None = None) -> AsyncIterator[Any]:
         """The data of each server-sent event of an answer, until `[DONE]`. The caller has the deadline.
@@ -67,7 +66,7 @@ class JsonClient:
                     if told == DONE:
                         return
                     if told:
-                        yield _event(_data(told, asked), asked)
+                        yield _event(json_in(told, asked), asked)
         except httpx.HTTPError as error:
             raise EngineUnavailable(f"{asked}: {type(error).__name__}: {error}") from None
         raise EngineUnavailable(f"{asked}: the answer broke off")
@@ -75,16 +74,9 @@ class JsonClient:
 
 def _raise_for(status: int, text: str, asked: str) -> None:
     if status >= 500 or status in (408, 425, 429):
-        raise EngineUnavailable(f"{asked}: status {status}: {text[:SAID]}")
+        raise EngineUnavailable(f"{asked}: status {status}: {text[:QUOTED]}")
     if status >= 400:
-        raise EngineRefused(f"{asked}: status {status}: {text[:SAID]}")
-
-
-def _data(text: str, asked: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise MalformedAnswer(f"{asked}: this is no JSON: {text[:SAID]!r}") from None
+        raise EngineRefused(f"{asked}: status {status}: {text[:QUOTED]}")
 
 
 def _event(told: Any, asked: str) -> Any:

@@ -32,9 +32,10 @@ import torch
 from anyio import to_thread
 from safetensors.torch import save
 
-from rollouts_core.errors import EngineUnavailable
+from rollouts_core.errors import EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.members import Problems
+from rollouts_core.inference.reading import json_in, reading
 from rollouts_core.inference.replicas import EngineMachine, Fleet, Replica
 from rollouts_core.inference.transports import (
     INDEX,
@@ -64,7 +65,7 @@ KEPT_SHARE = 2
 """The version before is kept where it takes at most one part in so many of the memory that is free."""
 Tree = dict[str, Any]
 """Machines by name, each with the tree of those below it."""
-BROKEN = (OSError, ValueError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream)
+BROKEN = (OSError, MalformedAnswer, ValueError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream)
 
 
 class MachineTransport:
@@ -359,12 +360,14 @@ class _Sender:
             while b"\n" not in self._said:
                 self._said += await self._stream.receive()
         line, _, self._said = self._said.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        if answer.get("problem"):
-            raise ValueError(answer["problem"])
-        lost = {name: told["problem"] for name, told in _told_below(answer) if told.get("lost")}
+        answer: dict[str, Any] = json_in(line, self._machine)
+        with reading(self._machine, answer):
+            own = answer.get("problem")
+            lost = {name: str(told["problem"]) for name, told in _told_below(answer) if told.get("lost")}
+            problem = next((told["problem"] for _, told in _told_below(answer) if told.get("problem")), "")
+        if own:
+            raise ValueError(own)
         self._leave_out(lost)
-        problem = next((told["problem"] for _, told in _told_below(answer) if told.get("problem")), "")
         if problem and not lost:
             raise ValueError(problem)
         return answer
@@ -386,8 +389,9 @@ def _told_below(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 def _of_all(answer: dict[str, Any], field: str) -> dict[str, str]:
     """What all that are not lost have the same of."""
-    there = [answer[field], *(told[field] for _, told in _told_below(answer) if field in told)]
-    return {name: digest for name, digest in there[0].items() if all(other.get(name) == digest for other in there)}
+    with reading("a machine with servers", answer):
+        there = [answer[field], *(told[field] for _, told in _told_below(answer) if field in told)]
+        return {name: digest for name, digest in there[0].items() if all(other.get(name) == digest for other in there)}
 
 
 def _without(tree: Tree, name: str) -> tuple[Tree, Tree]:

@@ -41,6 +41,7 @@ from rollouts_core.inference.members import (
     raise_first,
     without,
 )
+from rollouts_core.inference.reading import reading
 from rollouts_core.inference.replicas import Fleet, Replica
 from rollouts_core.inference.routing import Routers
 from rollouts_core.inference.streamed import INTERVAL, Pieces
@@ -233,8 +234,7 @@ class SGLangEngine:
     async def _go_on(self, replica: Replica) -> None:
         """Let it go on, if it has the weights it should have."""
         told = await self._http.call("GET", f"{replica.url}/model_info", deadline=CONTROL_SECONDS)
-        if told.get("weight_version") != str(self.weight_version):
-            raise EngineUnavailable(f"has weight version {told.get('weight_version')} instead of {self.weight_version}")
+        check_version(replica, told, self.weight_version)
         await self._ask("/continue_generation", {}, replica)
 
     async def _readmit(self, replica: Replica) -> None:
@@ -243,19 +243,31 @@ class SGLangEngine:
 
     async def _join(self, router: str, replica: Replica) -> None:
         """Make the router send requests there; returns when it does."""
-        known = await self._http.call("GET", f"{router}/workers", deadline=CONTROL_SECONDS)
-        if not any(worker.get("url") == replica.url for worker in known.get("workers", [])):
+        if not await self._workers(router, replica):
             await self._http.call("POST", f"{router}/workers", {"url": replica.url}, deadline=CONTROL_SECONDS)
         with anyio.move_on_after(CONTROL_SECONDS):
             while True:
-                known = await self._http.call("GET", f"{router}/workers", deadline=CONTROL_SECONDS)
-                if any(worker.get("url") == replica.url and worker.get("is_healthy") for worker in known["workers"]):
+                if any(worker.get("is_healthy") for worker in await self._workers(router, replica)):
                     return
                 await anyio.sleep(LOOK_SECONDS)
         raise EngineUnavailable(f"the router did not take it in within {CONTROL_SECONDS:g} s")
 
+    async def _workers(self, router: str, replica: Replica) -> list[dict[str, Any]]:
+        """What the router knows of a replica."""
+        known = await self._http.call("GET", f"{router}/workers", deadline=CONTROL_SECONDS)
+        with reading(router, known):
+            return [worker for worker in known["workers"] if worker["url"] == replica.url]
+
     async def _ask(self, path: str, body: Any, replica: Replica) -> None:
         await self._http.call("POST", f"{replica.url}{path}", body, deadline=CONTROL_SECONDS)
+
+
+def check_version(replica: Replica, told: Any, version: int) -> None:
+    """Raises `EngineUnavailable` for a server that has other weights, `MalformedAnswer` for one that says nothing."""
+    with reading(replica.url, told):
+        there = told["weight_version"]
+    if there != str(version):
+        raise EngineUnavailable(f"has weight version {there} instead of {version}")
 
 
 def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
@@ -281,25 +293,20 @@ def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
 
 def read_completion(answer: Any, request: GenerationRequest, routers: Routers | None = None) -> Completion:
     """What SGLang's /generate says; with `routers`, of experts as well. Raises `MalformedAnswer`."""
-    try:
+    with reading(f"request {request.request_id}", answer):
         meta = answer["meta_info"]
         pairs = meta["output_token_logprobs"][: meta["completion_tokens"]]
         tokens = tuple(int(pair[1]) for pair in pairs)
         log_probs = tuple(float(pair[0]) for pair in pairs)
-        versions = [
-            int(span["version"]) for span in meta["weight_versions"] or [] for _ in range(span["start"], span["end"])
-        ]
+        versions: list[int] = []
+        for span in meta["weight_versions"] or ():
+            versions += [int(span["version"])] * min(span["end"] - span["start"], len(tokens) + 1)
         reason = meta["finish_reason"]["type"]
         experts = _experts(meta, request, len(tokens), routers) if routers else ""
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
-    if (
-        tuple(answer["output_ids"]) != tokens
-        or len(versions) != len(tokens)
-        or reason not in ("stop", "length", "abort")
-    ):
+        told = tuple(answer["output_ids"])
+    if told != tokens or len(versions) != len(tokens) or reason not in ("stop", "length", "abort"):
         raise MalformedAnswer(
-            f"request {request.request_id}: {len(answer['output_ids'])} tokens, {len(tokens)} log-probabilities, "
+            f"request {request.request_id}: {len(told)} tokens, {len(tokens)} log-probabilities, "
             f"{len(versions)} weight versions, finish reason {reason!r}"
         )
     return Completion(request.request_id, tokens, log_probs, tuple(versions), reason, experts)

@@ -8,8 +8,8 @@ version is known.
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts_core.errors import MalformedAnswer
 from rollouts_core.inference.engine import Completion, GenerationRequest
+from rollouts_core.inference.reading import reading
 
 INTERVAL = 32
 """Tokens of an event."""
@@ -20,19 +20,19 @@ class Pieces:
     """What has come."""
 
     tokens: list[int] = field(default_factory=list)
-    log_probs: list[Any] = field(default_factory=list)
-    """As SGLang tells them: the value, the token, nothing."""
+    log_probs: list[tuple[float, int]] = field(default_factory=list)
+    """As SGLang tells them: the value, the token."""
     known: int = 0
     """How many tokens were made by the version that the answer began with."""
     last: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: Any, same_weights: bool) -> None:
         """Raises `MalformedAnswer`."""
-        try:
-            self.tokens += event["output_ids"]
-            self.log_probs += event["meta_info"]["output_token_logprobs"]
-        except (KeyError, TypeError) as error:
-            raise MalformedAnswer(f"{error!r} in an event: {str(event)[:500]}") from None
+        with reading("an event", event):
+            tokens = [int(token) for token in event["output_ids"]]
+            log_probs = [(float(pair[0]), int(pair[1])) for pair in event["meta_info"]["output_token_logprobs"]]
+        self.tokens += tokens
+        self.log_probs += log_probs
         self.last = event
         if same_weights:
             self.known = len(self.tokens)
@@ -44,8 +44,8 @@ class Pieces:
 
     def kept(self, request: GenerationRequest, version: int) -> Completion | None:
         """What is left of an answer that broke off; None of one that had not begun."""
-        if not self.known:
+        known = min(self.known, len(self.log_probs))
+        if not known:
             return None
-        tokens, log_probs = self.tokens[: self.known], self.log_probs[: self.known]
-        values = tuple(float(pair[0]) for pair in log_probs)
-        return Completion(request.request_id, tuple(tokens), values, (version,) * self.known, "abort")
+        values = tuple(value for value, _ in self.log_probs[:known])
+        return Completion(request.request_id, tuple(self.tokens[:known]), values, (version,) * known, "abort")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from rollouts_core.config import EngineConfig
-from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer, WeightMismatch
+from rollouts_core.errors import EngineRefused, MalformedAnswer, WeightMismatch
 from rollouts_core.inference.engine import (
     Completion,
     GenerationRequest,
@@ -44,8 +44,9 @@ from rollouts_core.inference.members import (
     raise_first,
     without,
 )
+from rollouts_core.inference.reading import reading
 from rollouts_core.inference.replicas import Fleet, Replica
-from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS
+from rollouts_core.inference.sglang import CONTROL_SECONDS, REQUEST_SECONDS, check_version
 from rollouts_core.inference.transport_choice import file_transport
 from rollouts_core.inference.transports import FileTransport
 from rollouts_core.inference.weights import shapes_of
@@ -213,8 +214,7 @@ class VLLMEngine:
         await self._post("/reset_prefix_cache", {}, replica)
         await self._post("/update_weight_version", {"new_version": str(self.weight_version)}, replica)
         told = await self._http.call("GET", f"{replica.url}/weight_info", deadline=CONTROL_SECONDS)
-        if told.get("weight_version") != str(self.weight_version):
-            raise EngineUnavailable(f"has weight version {told.get('weight_version')} instead of {self.weight_version}")
+        check_version(replica, told, self.weight_version)
         await self._post("/resume", {}, replica)
 
     async def _post(self, path: str, body: Any, replica: Replica) -> None:
@@ -244,13 +244,11 @@ class VLLMEngine:
 
 def read_completion(answer: Any, request: GenerationRequest, version: int) -> Completion:
     """What /v1/completions says of one prompt. Raises `MalformedAnswer`."""
-    try:
+    with reading(f"request {request.request_id}", answer):
         choice = answer["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"])
         log_probs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"]) if tokens else ()
         reason = choice["finish_reason"]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise MalformedAnswer(f"request {request.request_id}: {error!r} in what the server said") from None
     if len(log_probs) != len(tokens) or reason not in ("stop", "length", "abort"):
         raise MalformedAnswer(
             f"request {request.request_id}: {len(tokens)} tokens, {len(log_probs)} log-probabilities, "

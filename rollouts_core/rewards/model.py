@@ -10,11 +10,12 @@ from typing import Any
 from anyio import to_thread
 
 from rollouts_core.data.rendering import chat_format, fitting_render
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import BadInput, MalformedAnswer
 from rollouts_core.inference.endpoints.client import connected
 from rollouts_core.inference.endpoints.openai import message_to_openai
 from rollouts_core.inference.endpoints.served import is_served
 from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.inference.reading import reading
 from rollouts_core.rewards.reward import GroupReward, OpenReward
 from rollouts_core.types import Message, Sample
 
@@ -67,7 +68,11 @@ def _opened(url: str) -> Callable[[], AbstractAsyncContextManager[GroupReward]]:
             async def scores(samples: Sequence[Sample]) -> list[float]:
                 told = [list(map(message_to_openai, _conversation(sample))) for sample in samples]
                 answer = await client.post("score", {"conversations": told})
-                return [float(score) for score in answer["scores"]]
+                with reading(url, answer):
+                    found = [float(score) for score in answer["scores"]]
+                if len(found) != len(samples):
+                    raise MalformedAnswer(f"{url}: {len(found)} scores for {len(samples)} conversations")
+                return found
 
             yield GroupReward(scores)
 

@@ -64,7 +64,7 @@ async def _answered(
     events: Callable[[Talker, Asked], AsyncIterator[dict[str, Any]]] | None,
 ) -> Response:
     try:
-        asked = read(await request.json(), time.time_ns() % 2**31)
+        asked = read(await _body(request), time.time_ns() % 2**31)
         if asked.model not in ("", "policy", talker.name):
             return _refusal(404, f"no model {asked.model!r} here, only {talker.name!r}", "model_not_found")
         if asked.stream:
@@ -74,13 +74,18 @@ async def _answered(
             first = await anext(stream)  # what is refused is refused before the stream begins
             return StreamingResponse(_lines(first, stream), media_type="text/event-stream")
         found = await _unless_gone(request, partial(whole, talker, asked))
-    except json.JSONDecodeError as error:
-        return _refusal(400, f"the body is no JSON: {error}")
     except (BadInput, ContextOverflow, OutsideVocabulary) as error:
         return _refusal(400, str(error))
     except RolloutsError as error:
         return _refusal(503, str(error), kind="server_error")
     return JSONResponse(found)
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the body is no JSON: {error}") from None
 
 
 async def _chat(talker: Talker, asked: Asked) -> dict[str, Any]:

@@ -8,7 +8,6 @@ It has no weights until it is given some, and says so.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from rollouts_core.data.tokenizers import load_tokenizer
 from rollouts_core.errors import EngineError, RolloutsError, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import Completion, GenerationRequest, Truncation
+from rollouts_core.inference.reading import MISSHAPEN
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.serving.receiving import Receiver
 from rollouts_core.stages.job import prepare_torch
@@ -181,7 +181,7 @@ async def _told(request: web.Request, handler: Any) -> web.StreamResponse:
         return answer
     except (WeightMismatch, EngineError, RolloutsError) as error:
         return web.json_response({"error": str(error)}, status=400)
-    except (KeyError, TypeError, ValueError, RuntimeError, json.JSONDecodeError) as error:
+    except (*MISSHAPEN, RuntimeError) as error:
         return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
 
 

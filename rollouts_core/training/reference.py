@@ -16,6 +16,7 @@ from rollouts_core.data.tokenized import Example, Floats
 from rollouts_core.errors import BadInput, EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.endpoints.served import Addresses, addresses_of
 from rollouts_core.inference.http import JsonClient
+from rollouts_core.inference.reading import reading
 from rollouts_core.training.backend import ImmediateTrainFuture, TokenScores, TrainBatch, TrainFuture
 from rollouts_core.training.collate import learnt
 from rollouts_core.training.streams import Cuts, scores_of
@@ -58,12 +59,13 @@ async def _scored(url: str, addresses: Addresses, examples: Sequence[Example]) -
     found: list[Floats] = [np.zeros(0)] * len(examples)
     try:
         served = await call("GET", "/v1/models", None, 30.0)
-        model = served["data"][0]
-        ask = _ask_vllm if model.get("owned_by") == "vllm" else _ask_sglang
+        with reading(url, served):
+            model, owner = served["data"][0]["id"], served["data"][0].get("owned_by")
+        ask = _ask_vllm if owner == "vllm" else _ask_sglang
 
         async def score(index: int) -> None:
             async with places:
-                found[index] = await ask(call, url, model["id"], examples[index])
+                found[index] = await ask(call, url, model, examples[index])
 
         async with anyio.create_task_group() as tasks:
             for index in range(len(examples)):
@@ -86,25 +88,21 @@ async def _ask_sglang(call: Call, url: str, model: str, example: Example) -> Flo
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
     }
     answer = await call("POST", "/generate", body, ANSWER_SECONDS)
-    try:
+    with reading(url, answer):
         pairs = [(token, value) for value, token, *_ in answer["meta_info"]["input_token_logprobs"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise MalformedAnswer(f"{url}: {error!r} in what the server said") from None
-    return _of_learnt(url, example, pairs)
+        return _of_learnt(url, example, pairs)
 
 
 async def _ask_vllm(call: Call, url: str, model: str, example: Example) -> Floats:
     tokens = example.tokens.tolist()
     body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
     answer = await call("POST", "/v1/completions", body, ANSWER_SECONDS)
-    try:
+    with reading(url, answer):
         entries = answer["choices"][0]["prompt_logprobs"]
         values = [
             (entry or {}).get(str(token), {}).get("logprob") for token, entry in zip(tokens, entries, strict=True)
         ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedAnswer(f"{url}: {error!r} in what the server said") from None
-    return _of_learnt(url, example, list(zip(tokens, values, strict=True)))
+        return _of_learnt(url, example, list(zip(tokens, values, strict=True)))
 
 
 def _of_learnt(url: str, example: Example, pairs: Sequence[tuple[int, float | None]]) -> Floats:
@@ -113,7 +111,7 @@ def _of_learnt(url: str, example: Example, pairs: Sequence[tuple[int, float | No
     values = [pairs[place][1] for place in learnt(example)]
     if any(value is None for value in values):
         raise MalformedAnswer(f"{url}: tokens without a log-probability")
-    return np.array(values, np.float64)
+    return np.array([float(value) for value in values if value is not None], np.float64)
 
 
 async def _tried(client: JsonClient, addresses: Addresses, method: str, path: str, body: Any, seconds: float) -> Any:

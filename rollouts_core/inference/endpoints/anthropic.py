@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rollouts_core.errors import EngineUnavailable, MalformedAnswer
+from rollouts_core.errors import EngineUnavailable
 from rollouts_core.inference.endpoints.client import Client, connected
 from rollouts_core.inference.endpoints.openai import call_of
 from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.inference.reading import count_of, reading, text_of
 from rollouts_core.types import Message, ToolCall
 from rollouts_core.types.episode import AgentState, Answered, Usage
 
@@ -44,33 +45,22 @@ class AnthropicEndpoint:
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises as `Client.post` does."""
         data = await self.client.post("messages", self._body(state, max_tokens))
-        try:
+        with reading(self.client.service.url, data):
             return self._answered(data["content"], data["stop_reason"], data["usage"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise MalformedAnswer(f"{self.client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
 
     async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
         """Pieces of the text as they come, then the whole answer. Raises as `Client.events` does."""
-        blocks: list[dict[str, Any]] = []
-        usage: dict[str, int] = {}
-        stop = None
+        gathered, url = _Gathered(), self.client.service.url
         async for event in self.client.events("messages", self._body(state, max_tokens) | {"stream": True}):
-            match event.get("type"):
-                case "message_start":
-                    usage |= event["message"]["usage"]
-                case "content_block_start":
-                    blocks.append(dict(event["content_block"]) | {"written": ""})
-                case "content_block_delta":
-                    if piece := _take(blocks[event["index"]], event["delta"]):
-                        yield piece
-                case "message_delta":
-                    stop = event["delta"].get("stop_reason") or stop
-                    usage |= event.get("usage") or {}
-                case "error":
-                    raise EngineUnavailable(f"{self.client.service.url}: {event['error']}")
-        if stop is None:
-            raise EngineUnavailable(f"{self.client.service.url}: the stream broke off")
-        yield self._answered(blocks, stop, usage)
+            with reading(url, event):
+                piece = gathered.take(event, url)
+            if piece:
+                yield piece
+        if gathered.stop is None:
+            raise EngineUnavailable(f"{url}: the stream broke off")
+        with reading(url, gathered.blocks):
+            answered = self._answered(gathered.blocks, gathered.stop, gathered.usage)
+        yield answered
 
     def _body(self, state: AgentState, max_tokens: int | None) -> dict[str, Any]:
         service = self.client.service
@@ -92,9 +82,35 @@ class AnthropicEndpoint:
         return body | dict(service.body)
 
     def _answered(self, blocks: Sequence[Mapping[str, Any]], stop: str | None, usage: Mapping[str, int]) -> Answered:
-        read = sum(usage.get(f"{kind}input_tokens") or 0 for kind in ("", "cache_creation_", "cache_read_"))
-        counted = self.client.count(self.client.service.prices.of(read, usage.get("output_tokens") or 0))
-        return Answered(message_from_anthropic(blocks), counted, stop in CUT_OFF)
+        message = message_from_anthropic(blocks)
+        read = sum(count_of(usage.get(f"{kind}input_tokens")) for kind in ("", "cache_creation_", "cache_read_"))
+        written = count_of(usage.get("output_tokens"))
+        return Answered(message, self.client.count(self.client.service.prices.of(read, written)), stop in CUT_OFF)
+
+
+class _Gathered:
+    """An answer out of its events."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self.usage: dict[str, Any] = {}
+        self.stop: str | None = None
+
+    def take(self, event: Mapping[str, Any], url: str) -> str:
+        """The piece of text in it. Raises `EngineUnavailable` for an error of the service's."""
+        match event.get("type"):
+            case "message_start":
+                self.usage |= event["message"]["usage"]
+            case "content_block_start":
+                self.blocks.append(dict(event["content_block"]) | {"written": ""})
+            case "content_block_delta":
+                return _take(self.blocks[event["index"]], event["delta"])
+            case "message_delta":
+                self.stop = event["delta"].get("stop_reason") or self.stop
+                self.usage |= event.get("usage") or {}
+            case "error":
+                raise EngineUnavailable(f"{url}: {event['error']}")
+        return ""
 
 
 def messages_to_anthropic(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -113,8 +129,8 @@ def messages_to_anthropic(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def message_from_anthropic(blocks: Sequence[Mapping[str, Any]]) -> Message:
     calls = tuple(_call(block) for block in blocks if block["type"] == "tool_use")
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    thought = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
+    text = "".join(text_of(block["text"]) for block in blocks if block["type"] == "text")
+    thought = "".join(text_of(block["thinking"]) for block in blocks if block["type"] == "thinking")
     return Message("assistant", text, calls, thought)
 
 
@@ -131,8 +147,8 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 def _call(block: Mapping[str, Any]) -> ToolCall:
     """Of a streamed block, whose input is written bit by bit, or of a whole one."""
     if block.get("written"):
-        return call_of(block["name"], block["written"], block["id"])
-    return ToolCall(block["name"], block["input"], block["id"])
+        return call_of(text_of(block["name"]), text_of(block["written"]), text_of(block["id"]))
+    return ToolCall(text_of(block["name"]), dict(block["input"]), text_of(block["id"]))
 
 
 def _take(block: dict[str, Any], delta: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ Decision: one service, one gate. Where it says when to come back, no request of 
 next one would be told the same.
 """
 
-import json
 import random
 import re
 import time
@@ -21,14 +20,13 @@ import anyio
 from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnswer
 from rollouts_core.inference.endpoints.served import addresses_of
 from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.inference.reading import QUOTED, json_in
 from rollouts_core.types.episode import Usage
 
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 60.0
 """A service that wants to be left alone for longer counts as away."""
 TRY_AGAIN = (408, 409, 425, 429)
-SAID = 500
-"""Characters of an answer that are quoted in an error."""
 PART = re.compile(r"([\d.]+)(ms|s|m|h)")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -52,7 +50,7 @@ class Client:
         for tries in range(1, self.service.tries + 1):
             try:
                 async with self._answer(path, body) as answer:
-                    return _data(self._place(path), await answer.read())
+                    return json_in(await answer.read(), self._place(path))
             except (EngineUnavailable, MalformedAnswer) as error:
                 await self._wait_or_raise(error, tries)
         raise AssertionError("the last try returns or raises")
@@ -70,7 +68,7 @@ class Client:
                         name, _, value = line.partition(b":")
                         if name == b"data" and value.strip() not in (b"", b"[DONE]"):
                             begun = True
-                            yield _data(self._place(path), value)
+                            yield json_in(value, self._place(path))
                 return
             except (EngineUnavailable, MalformedAnswer) as error:
                 if begun:
@@ -95,7 +93,7 @@ class Client:
                 url = f"{address.rstrip('/')}/{path}"
                 async with self._session.post(url, json=body, headers=self._headers, timeout=timeout) as answer:
                     if answer.status >= 400:
-                        self._refuse(place, answer, (await answer.read())[:SAID].decode(errors="replace"))
+                        self._refuse(place, answer, (await answer.read())[:QUOTED].decode(errors="replace"))
                     yield answer
             except TimeoutError:
                 raise EngineUnavailable(f"{place}: no whole answer in {seconds:g} s") from None
@@ -148,10 +146,3 @@ def asked_to_wait(headers: Mapping[str, str]) -> float:
 def _seconds(text: str) -> float:
     """Of a duration as `6m0s` or `250ms`."""
     return sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
-
-
-def _data(place: str, content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:  # no JSON, or no UTF-8
-        raise MalformedAnswer(f"{place}: this is no JSON: {content[:SAID]!r}") from None

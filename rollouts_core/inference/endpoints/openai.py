@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rollouts_core.errors import EngineUnavailable, MalformedAnswer
+from rollouts_core.errors import EngineUnavailable
 from rollouts_core.inference.endpoints.client import Client, connected
 from rollouts_core.inference.endpoints.service import Service
+from rollouts_core.inference.reading import count_of, reading, text_of
 from rollouts_core.types import Message, ToolCall
 from rollouts_core.types.episode import AgentState, Answered, Usage
 
@@ -43,26 +44,29 @@ class OpenAIEndpoint:
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:
         """Raises as `Client.post` does."""
         data = await self.client.post("chat/completions", self._body(state, max_tokens))
-        try:
+        with reading(self.client.service.url, data):
             choice = data["choices"][0]
             message, cut_off = message_from_openai(choice["message"]), choice["finish_reason"] == "length"
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise MalformedAnswer(f"{self.client.service.url}: no answer in {str(data)[:500]}: {error!r}") from None
-        return Answered(message, self._counted(data.get("usage")), cut_off)
+            return Answered(message, self._counted(data.get("usage")), cut_off)
 
     async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
         """Pieces of the content as they come, then the whole answer. Raises as `Client.events` does."""
         body = self._body(state, max_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
         gathered, usage, finish = _Gathered(), None, None
         async for event in self.client.events("chat/completions", body):
-            usage = event.get("usage") or usage
-            for choice in event.get("choices", ())[:1]:
-                finish = choice.get("finish_reason") or finish
-                if piece := gathered.take(choice.get("delta") or {}):
-                    yield piece
+            piece = ""
+            with reading(self.client.service.url, event):
+                usage = event.get("usage") or usage
+                for choice in (event.get("choices") or ())[:1]:
+                    finish = choice.get("finish_reason") or finish
+                    piece = gathered.take(choice.get("delta") or {})
+            if piece:
+                yield piece
         if finish is None:
             raise EngineUnavailable(f"{self.client.service.url}: the stream broke off")
-        yield Answered(message_from_openai(gathered.message()), self._counted(usage), finish == "length")
+        with reading(self.client.service.url, usage):
+            counted = self._counted(usage)
+        yield Answered(message_from_openai(gathered.message()), counted, finish == "length")
 
     def _body(self, state: AgentState, max_tokens: int | None) -> dict[str, Any]:
         service = self.client.service
@@ -87,12 +91,10 @@ class CompletionsEndpoint:
         service = self.client.service
         body = {"model": service.model, "prompt": self.render(state), **_sampling(service, max_tokens, "max_tokens")}
         data = await self.client.post("completions", body)
-        try:
+        with reading(service.url, data):
             choice = data["choices"][0]
-            text, cut_off = str(choice["text"]), choice["finish_reason"] == "length"
-        except (KeyError, IndexError, TypeError) as error:
-            raise MalformedAnswer(f"{service.url}: no answer in {str(data)[:500]}: {error!r}") from None
-        return Answered(Message("assistant", text), _counted(self.client, data.get("usage")), cut_off)
+            text, cut_off = text_of(choice["text"]), choice["finish_reason"] == "length"
+            return Answered(Message("assistant", text), _counted(self.client, data.get("usage")), cut_off)
 
 
 def message_to_openai(message: Message) -> dict[str, Any]:
@@ -106,8 +108,8 @@ def message_to_openai(message: Message) -> dict[str, Any]:
 
 def message_from_openai(data: Mapping[str, Any]) -> Message:
     calls = tuple(_call_from_openai(call) for call in data.get("tool_calls") or ())
-    thought = data.get("reasoning_content") or data.get("reasoning") or ""
-    return Message("assistant", data.get("content") or "", calls, thought)
+    thought = text_of(data.get("reasoning_content") or data.get("reasoning"))
+    return Message("assistant", text_of(data.get("content")), calls, thought)
 
 
 def call_of(name: str, arguments: str, id: str) -> ToolCall:
@@ -129,13 +131,14 @@ class _Gathered:
     def take(self, delta: Mapping[str, Any]) -> str:
         """The piece of content in it."""
         for name, pieces in self._texts.items():
-            pieces.append(delta.get(name) or "")
+            pieces.append(text_of(delta.get(name)))
         for place, call in enumerate(delta.get("tool_calls") or ()):
-            kept = self._calls.setdefault(call.get("index", place), {"id": "", "name": "", "arguments": ""})
+            index = count_of(call.get("index", place))
+            kept = self._calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
             function = call.get("function") or {}
-            kept["id"] = call.get("id") or kept["id"]
-            kept["name"] += function.get("name") or ""
-            kept["arguments"] += function.get("arguments") or ""
+            kept["id"] = text_of(call.get("id")) or kept["id"]
+            kept["name"] += text_of(function.get("name"))
+            kept["arguments"] += text_of(function.get("arguments"))
         return self._texts["content"][-1]
 
     def message(self) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def _call_to_openai(call: ToolCall) -> dict[str, Any]:
 
 def _call_from_openai(data: Mapping[str, Any]) -> ToolCall:
     function = data["function"]
-    return call_of(function["name"], function.get("arguments") or "", data.get("id") or "")
+    return call_of(text_of(function["name"]), text_of(function.get("arguments")), text_of(data.get("id")))
 
 
 def _sampling(service: Service, max_tokens: int | None, name: str) -> dict[str, Any]:
@@ -164,7 +167,8 @@ def _sampling(service: Service, max_tokens: int | None, name: str) -> dict[str, 
 
 def _counted(client: Client, usage: Mapping[str, Any] | None) -> Usage:
     found = usage or {}
-    return client.count(client.service.prices.of(found.get("prompt_tokens") or 0, found.get("completion_tokens") or 0))
+    read, written = count_of(found.get("prompt_tokens")), count_of(found.get("completion_tokens"))
+    return client.count(client.service.prices.of(read, written))
 
 
 def _headers(service: Service) -> dict[str, str]:

@@ -206,6 +206,10 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{\n"name": }')
     with pytest.raises(BadInput, match=r"broken\.json:2: not valid JSON"):
         load_config(tmp_path / "broken.json")
+    for content in (b'{"name": "\xff"}', b"[" * 10**5, b'{"seed": ' + b"9" * 5000 + b"}"):
+        (tmp_path / "broken.json").write_bytes(content)
+        with pytest.raises(BadInput, match=r"broken\.json: not valid JSON"):
+            load_config(tmp_path / "broken.json")
 
 
 def test_configs_are_frozen(pipeline_config: PipelineConfig) -> None:

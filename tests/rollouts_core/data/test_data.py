@@ -48,8 +48,12 @@ def test_faulty_rows_are_listed_together_with_file_and_line(tmp_path: Path) -> N
             {"messages": []},
             {"messages": [{"role": "robot", "content": "x"}]},
             {"messages": [{"role": "user", "content": 3}]},
+            '{"text": "half of a smile: \\ud83d"}',
+            '{"text": ' + "9" * 5000 + "}",
+            "[" * 10**5,
         )
-    expected = ["not valid JSON", "a list, not an object", "no list of messages", "no role among", "no text under"]
+    shape = ["a list, not an object", "no list of messages", "no role among", "no text under"]
+    expected = ["not valid JSON", *shape, "half of a character", "not valid JSON", "not valid JSON"]
     for line, (problem, words) in enumerate(zip(caught.value.problems, expected, strict=True), 2):
         assert problem.startswith(f"{tmp_path / 'd.jsonl'}:{line}: ")
         assert words in problem

@@ -66,6 +66,7 @@ def test_an_answer_is_data_and_an_empty_one_is_none(server: Callable[..., str]) 
     ("status", "body", "wait", "kind", "said"),
     [
         (200, b"<html>", 0.0, MalformedAnswer, "this is no JSON: '<html>'"),
+        (200, b"[" * 10**5, 0.0, MalformedAnswer, "this is no JSON"),
         (400, b"too long", 0.0, EngineRefused, "status 400: too long"),
         (404, b"", 0.0, EngineRefused, "status 404"),
         (500, b"boom", 0.0, EngineUnavailable, "status 500: boom"),
@@ -120,6 +121,11 @@ def test_sglangs_spans_become_a_version_for_each_token() -> None:
         sglang_answer(finish_reason={"type": "exploded"}),
         sglang_answer(finish_reason=None),
         {**sglang_answer(), "output_ids": [7, 9]},
+        {"meta_info": sglang_answer()["meta_info"]},
+        {**sglang_answer(), "output_ids": 7},
+        sglang_answer(weight_versions=[{"version": "3", "start": 0, "end": 2**63}]),
+        sglang_answer(output_token_logprobs=[[-0.5, float("inf"), None], [-0.25, 8, None]]),
+        sglang_answer(output_token_logprobs=[[10**400, 7, None], [-0.25, 8, None]]),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_malformed(answer: Any) -> None:
