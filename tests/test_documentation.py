@@ -127,7 +127,8 @@ def test_the_page_of_remote_machines_can_be_followed(
         "PATH": f"{programs}:{os.environ['PATH']}",
         "ROLLOUTS_MACHINES": str(inventory),
     }
-    for command in commands_of(ROOT / "docs" / "machines.md"):
+    pages = [ROOT / "docs" / "machines.md", ROOT / "docs" / "engine-machines.md"]
+    for command in [command for page in pages for command in commands_of(page)]:
         if "machines add" in command:
             shutil.copy(os.environ["ROLLOUTS_MACHINES"], inventory)
             told = inventory.read_text().replace(f"[{host.name}]", "[gpu1]")
