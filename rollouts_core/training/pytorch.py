@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from rollouts_core.errors import NonFiniteGradient, WeightMismatch
 from rollouts_core.inference.weights import stored
@@ -226,6 +227,8 @@ def score(policy: Policy, batch: TrainBatch) -> TokenScores:
     """The batch's tokens under a policy; no gradient."""
     device = next(policy.parameters()).device
     scores: TokenScores = policy(batch.to(device))
+    if isinstance(policy, FSDPModule):
+        policy.reshard()  # a backward pass would have done it; ranks gather weights only where all hold shards
     if policy.balance is not None:
         policy.balance.routing.forget()
     return scores

@@ -39,7 +39,16 @@ def on_ranks(what: str, directory: Path, processes: int = 2) -> tuple[Any, dict[
 def launched(what: str, directory: Path, processes: int = 2) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "tests.rollouts_core.on_ranks", what, str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=Path(__file__).parents[3])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    )
+    try:
+        output, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # then it ends its ranks, which a kill would leave
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def alone(optimizer: OptimizerName = "adamw") -> PyTorchTrainingBackend:
