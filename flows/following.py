@@ -102,9 +102,7 @@ def _end_orchestrator(record: RunRecord, store: Store) -> None:
     """Ask it to end, which ends its jobs as well, and wait until it has."""
     pid, since = record.process
     if not pid or born(pid) != since:
-        raise BadInput(
-            f"run {record.run_id} is led by a process that is not to be found on this machine: cancel it there"
-        )
+        raise BadInput(f"run {record.run_id} is led by a process on another machine: cancel it there")
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + CANCEL_SECONDS
     while find_run(store.home, record.run_id).state == "Running":

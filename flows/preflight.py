@@ -192,4 +192,4 @@ def check_server(url: str) -> None:
             f"no Prefect server answers at {url} ({error}): start it, or unset PREFECT_API_URL to run without one"
         ) from None
     if not healthy:
-        raise BadInput(f"what answers at {url} is no Prefect server: another program may have taken its port")
+        raise BadInput(f"the program at {url} is not a Prefect server: another program may use its port")

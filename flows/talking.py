@@ -170,5 +170,7 @@ def _free_port(port: int) -> Iterator[socket.socket]:
         try:
             opened.bind((LOOPBACK, port))
         except OSError as error:
-            raise BadInput(f"--port {port}: another program has it ({error.strerror}); 0 takes a free one") from None
+            raise BadInput(
+                f"--port {port}: another program uses it ({error.strerror}); 0 chooses a free port"
+            ) from None
         yield opened

@@ -8,7 +8,7 @@ class MachineError(RolloutsError):
 
 
 AGAIN = "Retry in Prefect's UI, or the same command again: it goes on from what was committed"
-MEND = "mend that, then Retry in Prefect's UI, or the same command again: finished stages are cached"
+MEND = "fix this, then click Retry in Prefect's UI or give the same command again; finished stages are cached"
 
 
 class JobFailed(RolloutsError):

@@ -173,7 +173,7 @@ class Remote:
                 case {"value": value}:
                     return value
         self.close()
-        raise MachineError(f"{self.name}: its agent gives no answer, but {content[:SAID]!r}")
+        raise MachineError(f"{self.name}: its agent sent something that is not an answer: {content[:SAID]!r}")
 
     def failure(self, answer: dict[str, Any]) -> Exception:
         if answer["error"] == "disk full":
@@ -203,7 +203,7 @@ class Remote:
             case ["unusable", _, *reason]:
                 why = " ".join(reason)
                 raise BadInput(f"{self.name}: its work directory can't be used: {why}. Name another with `work`")
-        raise MachineError(f"{self.name}: it answers {' '.join(words)!r}, which nobody asked for")
+        raise MachineError(f"{self.name}: it sent an unexpected answer: {' '.join(words)!r}")
 
     def _greeting(self, channel: paramiko.Channel) -> list[str]:
         """The next line that is meant for us; login shells may print others."""
@@ -218,7 +218,7 @@ class Remote:
                 if words[:1] == [MARK]:
                     return words[1:]
                 line = b""
-        raise MachineError(f"{self.name}: its login shell prints without end")
+        raise MachineError(f"{self.name}: its login shell prints too much before the agent starts")
 
     def _no_greeting(self, channel: paramiko.Channel) -> Exception:
         if not channel.status_event.wait(CONNECT_SECONDS):

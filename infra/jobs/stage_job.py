@@ -101,7 +101,7 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
             if running and seen.status.message:  # it waits for its turn
                 end = time.monotonic() + job.time_limit + LIMIT_MARGIN
             if time.monotonic() > end:
-                raise MachineError(f"job {job.name} outlived its time limit of {job.time_limit:.0f} s")
+                raise MachineError(f"job {job.name} ran longer than its time limit of {job.time_limit:.0f} s")
             session.run.touch()
     except Unreachable:
         ended = True  # as far as can be said from here
@@ -229,7 +229,9 @@ def failure_of(stage: Stage, status: JobStatus, last_lines: Iterable[str]) -> Jo
     """How a job that has ended without its artifact is told."""
     lines = tuple(last_lines)
     if status.state == "absent":
-        return JobFailed(f"stage {stage.name}: its job left no trace; its machine's disk may be full", lines, False)
+        return JobFailed(
+            f"stage {stage.name}: its job wrote nothing; the disk of its machine may be full", lines, False
+        )
     if status.state == "lost":
         return JobFailed(f"stage {stage.name}: {status.message or 'its job was killed'}", lines, mendable=True)
     if status.reason == "stalled":

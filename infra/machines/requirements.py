@@ -64,7 +64,7 @@ def _lacks(host: Host, settings: MachineConfig) -> list[str]:
     if settings.kind == "slurm" and host.slurm is None:
         problems.append("is no Slurm cluster: it has no `slurm` table")
     if settings.kind == "ssh" and host.slurm is not None:
-        problems.append("is the login node of a Slurm cluster; say kind slurm")
+        problems.append("is the login node of a Slurm cluster; set kind to slurm")
     if host.gpus < wanted_gpus(settings, host.gpus):
         problems.append(f"has {host.gpus} GPUs, not {settings.gpus}")
     if settings.gpu_memory_gb > host.gpu_memory_gb:

@@ -200,7 +200,7 @@ class SSHMachine:
             raise LeaseLapsed(f"nothing is leased on {self.name} yet")
         if not self._start(job, self._lease):
             self._lease = None
-            raise LeaseLapsed(f"the lease on {self.name} has lapsed: it had not heard of this run for too long")
+            raise LeaseLapsed(f"the lease on {self.name} has expired: it had not heard from this run for too long")
 
     def start_beside(self, job: Job) -> None:
         """Start a job that needs no GPU and so no lease; on a cluster, all that is heavy is in an allocation."""
@@ -388,4 +388,4 @@ def watched(answer: Mapping[str, Any]) -> Watched:
         status = JobStatus(said["state"], said.get("exit_status"), said.get("reason", ""), said.get("message", ""))
         return Watched(status, base64.b64decode(answer["log"]), base64.b64decode(answer["metrics"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MachineError(f"what the machine says of a job can't be read: {error!r}") from None
+        raise MachineError(f"the machine's answer about a job can't be read: {error!r}") from None

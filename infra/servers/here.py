@@ -64,4 +64,4 @@ def _wait(directory: Path, config: EngineConfig) -> None:
                 return
         time.sleep(LOOK_SECONDS)
     lines = (directory / "log").read_text(errors="replace").splitlines()[-LAST_LINES:]
-    raise JobFailed(f"serve: {config.kind} did not come up", tuple(lines), False)
+    raise JobFailed(f"serve: {config.kind} did not start", tuple(lines), False)

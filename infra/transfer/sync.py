@@ -72,7 +72,7 @@ def send_tree(
                 raise MachineError(f"{remote.name}: {damaged[0]} arrives damaged: {root / damaged[0]} has changed")
         else:
             return sent
-    raise MachineError(f"{remote.name}: sending {name} does not get on")
+    raise MachineError(f"{remote.name}: sending {name} makes no progress")
 
 
 def fetch_tree(remote: Remote, place: str, entries: Sequence[Entry], incoming: Path) -> int:
@@ -98,7 +98,7 @@ def fetch_tree(remote: Remote, place: str, entries: Sequence[Entry], incoming: P
         damages += 1
         if damages > 1:
             raise MachineError(f"{remote.name}: {place}/{damaged[0]} is not what its manifest says")
-    raise MachineError(f"{remote.name}: fetching {place} does not get on")
+    raise MachineError(f"{remote.name}: fetching {place} makes no progress")
 
 
 def streams_for(remote: Remote) -> int:

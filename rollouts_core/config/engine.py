@@ -40,18 +40,18 @@ class EngineMachines:
     def _something_is_asked_for(self) -> "EngineMachines":
         problems = []
         if self.rented and (self.names or self.labels or self.gpu_memory_gb):
-            problems.append("rented: names, labels and gpu_memory_gb are of the inventory's machines; give accelerator")
+            problems.append("rented: names, labels and gpu_memory_gb choose machines of the inventory; set accelerator")
         if self.rented and not self.accelerator and self.gpus != 0:
-            problems.append("rented: name an accelerator, as H100, or say gpus 0")
+            problems.append("rented: set accelerator, for example H100, or set gpus to 0")
         if self.rented and self.keep_minutes:
-            problems.append("keep_minutes: rented machines are given back when all is done")
+            problems.append("keep_minutes: not for rented machines, which are given back when the run ends")
         if self.accelerator and not self.rented:
-            problems.append("accelerator is of rented machines; say how many are rented")
+            problems.append("accelerator: only for rented machines; set rented")
         others = self.names or self.labels or self.gpu_memory_gb or self.rented
         if self.nodes and (others or self.keep_minutes):
-            problems.append("nodes: are of the trainer's allocation; beside them, say only gpus and options")
+            problems.append("nodes: these belong to the trainer's allocation; set only gpus and options beside them")
         if self.options and not self.nodes:
-            problems.append("options: are of sbatch, for nodes of the trainer's allocation; say how many nodes")
+            problems.append("options: these are for sbatch and nodes of the trainer's allocation; set nodes")
         if not (self.nodes or others or self.gpus):
             problems.append("names: give machines, or what they must have: labels, gpus or gpu_memory_gb")
         if len(set(self.names)) < len(self.names):
@@ -108,19 +108,19 @@ class EngineConfig:
             set_anyway += ["arguments"] if self.arguments else []
             problems += [f"{name} is of servers, and the engine is embedded" for name in set_anyway]
         elif self.cache_gib is not None:
-            problems.append(f"cache_gib is of the embedded engine, and the engine is {self.kind}")
+            problems.append(f"cache_gib: only for the embedded engine, and the engine is {self.kind}")
         if self.kind == "vllm" and self.weight_sync != "disk":
             problems.append(f"weight_sync {self.weight_sync} is SGLang's; vllm takes weights from disk")
         if self.kind == "vllm" and self.replay_experts:
             problems.append("replay_experts needs sglang or embedded: mixtures can't be trained with vllm")
         if self.machines and self.weight_sync == "tensor":
-            problems.append("weight_sync tensor shares memory, and servers are on other machines: use disk")
+            problems.append("weight_sync tensor needs servers on the trainer's machine; for other machines use disk")
         if self.machines and self.kind == "embedded" and self.replay_experts:
             problems.append("replay_experts on other machines needs sglang")
         if self.min_replicas > self.replicas:
             problems.append(f"min_replicas {self.min_replicas} is more than replicas {self.replicas}")
         if self.min_replicas > 1 and not self.machines:
-            problems.append("min_replicas is of servers on other machines; give machines")
+            problems.append("min_replicas: only for servers on other machines; set machines")
         return or_raise(self, problems)
 
     @property

@@ -63,7 +63,7 @@ class MachineConfig:
         if len({self.name, *self.peers}) <= len(self.peers):
             problems.append(f"peers {', '.join(self.peers)}: a machine is named twice")
         if self.kind == "sky" and self.accelerator is None and self.gpus != 0:
-            problems.append("accelerator: is required by kind sky, as H100; or set gpus to 0")
+            problems.append("accelerator: is required by kind sky, for example H100; or set gpus to 0")
         if self.device == "cuda" and self.gpus == 0 and self.kind != "local":
             problems.append("device is cuda and gpus is 0")
         return or_raise(self, problems)

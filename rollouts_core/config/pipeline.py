@@ -79,7 +79,7 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
             problems.append("engine.replay_experts: a model from scratch has no experts")
     if config.rl is not None and config.engine.kind == "vllm":
         problems += [
-            f"rl.{name}: vllm tells log-probabilities of the tokens that are left, and the trainer's are of all; "
+            f"rl.{name}: vllm gives log-probabilities over the tokens that are left, the trainer over all of them; "
             "use sglang or embedded"
             for name in truncations(config.rl)
         ]

@@ -129,7 +129,7 @@ class RLConfig:
 def _distillation_problems(algorithm: Distillation, kl_coef: float, temperature: float) -> list[str]:
     problems = []
     if kl_coef:
-        problems.append(f"kl_coef {kl_coef}: distillation has its teacher for a reference, and no other")
+        problems.append(f"kl_coef {kl_coef}: distillation has only its teacher as a reference")
     if "://" in algorithm.teacher and temperature != 1:
         problems.append(f"temperature {temperature}: a teacher behind an address scores at 1")
     return problems

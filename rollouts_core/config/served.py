@@ -34,10 +34,10 @@ class Served:
     def _fits_its_engine(self) -> "Served":
         problems = []
         if self.engine.replay_experts:
-            problems.append("engine.replay_experts is of the policy that is trained")
+            problems.append("engine.replay_experts is only for the policy that is trained")
         if self.engine.kind == "vllm" and self.task == "score":
             problems.append(
-                "task score needs embedded or sglang: vllm tells no log-probabilities of a prompt as they do"
+                "task score needs embedded or sglang: vllm does not give log-probabilities of a prompt in the same way"
             )
         if self.engine.kind == "embedded" and self.model.trust_remote_code:
             problems.append("model.trust_remote_code: only sglang and vllm run a served model's own code")

@@ -100,5 +100,5 @@ def _encodings(tokenizer: Any, texts: Sequence[str]) -> Sequence[Any]:
         half = next((text for text in texts if has_half_characters(text)), None)
         if half is None:
             raise
-        raise BadInput(f"no tokens can be made of a text with half of a character: {half[:200]!r}") from None
+        raise BadInput(f"a text can't be tokenized, because it has half of a character: {half[:200]!r}") from None
     return encodings

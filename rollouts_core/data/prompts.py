@@ -79,6 +79,6 @@ def check_vocabulary(largest: int, vocab_size: int) -> None:
     """Raises `BadInput` when the data's largest token is none of the model's: some servers die of those."""
     if largest >= vocab_size:
         raise BadInput(
-            f"the data hold token {largest}, and the model's vocabulary has {vocab_size}: "
+            f"the data contain token {largest}, and the model's vocabulary has {vocab_size}: "
             "tokenizer and model do not belong together"
         )

@@ -39,9 +39,11 @@ def load_environment(location: str) -> Environment:
     make: Callable[[], Any] = load_function(location, SHIPPED, WHAT)
     environment = _of_its_own(location, make)
     if lacking := [name for name in METHODS if not callable(getattr(environment, name, None))]:
-        raise BadInput(f"environment {location}: what it makes lacks {', '.join(lacking)}")
+        raise BadInput(f"environment {location}: it lacks {', '.join(lacking)}")
     if any(not hasattr(tool, "schema") for tool in _of_its_own(location, environment.get_tools)):
-        raise BadInput(f"environment {location}: get_tools gives what is no tool; `tool(function)` makes one")
+        raise BadInput(
+            f"environment {location}: get_tools returns something that is not a tool; make tools with `tool(function)`"
+        )
     made: Environment = environment
     return made
 
@@ -51,6 +53,6 @@ def _of_its_own(location: str, code: Callable[[], Any]) -> Any:
         return code()
     except Exception as error:
         raise BadInput(
-            f"environment {location}: it is made by a function or class without arguments, and that raised "
+            f"environment {location}: its function or class is called without arguments, and raised "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -74,10 +74,10 @@ async def run_python(code: str, limits: SandboxLimits = SandboxLimits()) -> Ran:
 async def check_sandbox() -> None:
     """Raises `BadInput` where code cannot be shut in."""
     if sys.platform != "linux" or guard.version() < guard.LEAST_VERSION:
-        raise BadInput("code of a model's is run only where Landlock shuts it in: Linux 6.2 or later, with it enabled")
+        raise BadInput("a model's code runs only in a sandbox, which needs Linux 6.2 or later with Landlock enabled")
     ran = await run_python("print('ready')")
     if ran.output.strip() != "ready":
-        raise BadInput(f"code of a model's cannot be shut in here: {ran.output.strip().splitlines()[-1:]}")
+        raise BadInput(f"a model's code can't be put into a sandbox here: {ran.output.strip().splitlines()[-1:]}")
 
 
 async def _gather(stream: ByteReceiveStream, output: list[bytes], limit: int) -> None:

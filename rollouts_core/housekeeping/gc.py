@@ -78,7 +78,7 @@ def needed_artifacts(store: Store, keep_last: int | None) -> frozenset[str]:
     if unreadable := unreadable_runs(store):
         raise StoreError(
             f"the records of {len(unreadable)} runs can't be read: {', '.join(unreadable[:5])}. What they need is not "
-            "known, so nothing is removed. Mend or delete these records first"
+            "known, so nothing is removed. Repair or delete these records first"
         )
     with open_index(store) as index:
         known = index.all()

@@ -141,7 +141,7 @@ class Members:
         strange = outliers(self._said)
         return problems | {
             replica.name: EngineUnavailable(
-                f"its weights are not the others': log-probabilities differ by {strange[replica.url]:.2g}"
+                f"its weights are not those of the others: log-probabilities differ by {strange[replica.url]:.2g}"
             )
             for replica in replicas
             if replica.url in strange

@@ -24,7 +24,7 @@ def json_in(content: str | bytes, where: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
-        raise MalformedAnswer(f"{where}: this is no JSON: {content[:QUOTED]!r}") from None
+        raise MalformedAnswer(f"{where}: this is not JSON: {content[:QUOTED]!r}") from None
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Routing:
             return
         routers = self.routers
         if rows_NR.shape[1] != len(routers.by_layer) * routers.per_token * routers.dtype.itemsize:
-            raise BadInput(f"experts were told in {rows_NR.shape[1]} bytes a token: they are of another model")
+            raise BadInput(f"the recorded experts have {rows_NR.shape[1]} bytes a token: they are from another model")
         told = rows_NR.contiguous().view(routers.dtype).to(torch.int64)
         told = torch.where(told == torch.iinfo(routers.dtype).max, -1, told)
         by_layer = told.view(len(rows_NR), len(routers.by_layer), routers.per_token)

@@ -250,7 +250,7 @@ class SGLangEngine:
                 if any(worker.get("is_healthy") for worker in await self._workers(router, replica)):
                     return
                 await anyio.sleep(LOOK_SECONDS)
-        raise EngineUnavailable(f"the router did not take it in within {CONTROL_SECONDS:g} s")
+        raise EngineUnavailable(f"the router did not accept it within {CONTROL_SECONDS:g} s")
 
     async def _workers(self, router: str, replica: Replica) -> list[dict[str, Any]]:
         """What the router knows of a replica."""

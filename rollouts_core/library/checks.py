@@ -20,7 +20,7 @@ def as_reward(reward: Any) -> AnyReward:
         return reward
     function, given = (reward.function, "samples") if isinstance(reward, GroupReward) else (reward, "sample")
     if not callable(function):
-        raise BadInput(f"reward: a {type(reward).__name__} is no function of a sample, and no name of a reward")
+        raise BadInput(f"reward: a {type(reward).__name__} is neither a function of a sample nor the name of a reward")
     refuse_other_arity("reward", function, given)
     return reward  # type: ignore[no-any-return]
 
@@ -47,7 +47,7 @@ def refuse_unresumable(optimizer: Any, directory: Any) -> None:
     if optimizer is not None:
         refuse_other_arity("optimizer", optimizer, "parameters", "learning_rate")
         if directory is not None:
-            raise BadInput("directory: the state of an optimizer of one's own is not kept; leave one of the two out")
+            raise BadInput("directory: the state of your own optimizer is not saved; leave one of the two out")
 
 
 def make_deterministic(wanted: bool) -> None:

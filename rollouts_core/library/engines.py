@@ -40,7 +40,7 @@ def check_engine(engine: Any) -> None:
     if isinstance(engine, str) and engine != EMBEDDED:
         kind_at(engine)
     elif not isinstance(engine, str) and engine is not None and not callable(engine):
-        raise BadInput(f"engine: a {type(engine).__name__} is no address, and no function that makes an engine")
+        raise BadInput(f"engine: a {type(engine).__name__} is neither an address nor a function that makes an engine")
 
 
 @contextmanager

@@ -100,10 +100,10 @@ def grpo(
         advantages = load_function(config.algorithm.function, {}, "algorithm")
     if sampler is not None:
         if engine is not None:
-            raise BadInput("engine: a sampler of one's own takes its place; leave one of the two out")
+            raise BadInput("engine: your own sampler replaces it; leave one of the two out")
         refuse_other_arity("sampler", sampler, "prompts", "step")
         if not callable(scored):
-            raise BadInput("reward: beside a sampler of one's own it is a function of a sample")
+            raise BadInput("reward: with your own sampler it must be a function of a sample")
     if isinstance(config.algorithm, Distillation):
         raise BadInput("config.algorithm: a teacher needs the pipeline; here, give `advantages`")
     check_engine(engine)

@@ -56,13 +56,13 @@ def as_language_model(model: Any, tokenizer: Any = None) -> LanguageModel:
         loaded = load_model(model)
         return loaded if tokenizer is None else LanguageModel(loaded.model, tokenizer)
     if not hasattr(model, "base_model") or not hasattr(model, "config"):
-        raise BadInput(f"model: a {type(model).__name__} is no transformers model, and no name of one")
+        raise BadInput(f"model: a {type(model).__name__} is neither a transformers model nor the name of one")
     if tokenizer is None:
         raise BadInput(
             "tokenizer: a model that is given as an object has none: pass tokenizer=..., or the model's name"
         )
     if not getattr(tokenizer, "chat_template", None):
-        raise BadInput("tokenizer: it has no chat template, which makes tokens of conversations")
+        raise BadInput("tokenizer: it has no chat template, so conversations can't be tokenized")
     return LanguageModel(model, tokenizer)
 
 

@@ -74,7 +74,9 @@ def rows_from(data: Rows, argument: str, begin: Begin | None = None) -> list[Row
     if isinstance(data, str | Path):
         return _of_file(Path(data), argument, begin)
     if not isinstance(data, Iterable):
-        raise BadInput(f"{argument}: a {type(data).__name__} is no rows: give a list of dicts, a data set or a file")
+        raise BadInput(
+            f"{argument}: a {type(data).__name__} can't be read as rows: give a list of dicts, a data set or a file"
+        )
     values = list(data)
     if not values:
         raise BadInput(f"{argument}: there are no rows; a generator can be read only once")

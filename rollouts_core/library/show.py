@@ -62,7 +62,7 @@ def show(batch: TrainBatch | RLStep | Sequence[Sample], tokenizer: Any = None, m
     elif isinstance(batch, Sequence) and batch and all(isinstance(sample, Sample) for sample in batch):
         lines = _of_samples(batch, tokenizer, [[] for _ in batch])
     else:
-        raise BadInput(f"batch: a {type(batch).__name__} is no batch, no step of RL and no list of samples")
+        raise BadInput(f"batch: a {type(batch).__name__} is neither a batch, nor a step of RL, nor a list of samples")
     return Shown(lines[:most], max(0, len(lines) - most))
 
 

@@ -40,7 +40,7 @@ def push_policy(repository: str, policy: Path, card: str) -> str:
         said = f"results.hub: the hub refuses {repository} with status {status}: {error.server_message or error}"
         if status >= 500 or status == 429:
             raise StoreUnavailable(said) from None
-        raise BadInput(f"{said}. Has the token in {TOKEN} the right to write there?") from None
+        raise BadInput(f"{said}. Check that the token in {TOKEN} may write there") from None
     except Exception as error:  # whichever HTTP library is below
         raise StoreUnavailable(f"results.hub: the hub does not answer: {type(error).__name__}: {error}") from error
     return str(address)

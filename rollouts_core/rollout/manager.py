@@ -86,7 +86,7 @@ class AsyncRolloutManager:
                 chosen = await batch.make(self._new_workshop())
         except TimeoutError:
             raise RolloutsStalled(
-                f"batch {step} was not whole after {self._config.batch_seconds:g} s: {batch.told()}"
+                f"batch {step} was not complete after {self._config.batch_seconds:g} s: {batch.told()}"
             ) from None
         self._buffer, self._carried = batch.buffer, batch.carried
         return GeneratedBatch(samples_of(chosen), {**batch.counts.metrics(), **batch.metrics()})

@@ -85,7 +85,7 @@ class OverlappedRollouts:
                 chosen = await self._chosen()
         except TimeoutError:
             raise RolloutsStalled(
-                f"batch {step} was not whole after {self._config.batch_seconds:g} s: {len(self._ready)} of "
+                f"batch {step} was not complete after {self._config.batch_seconds:g} s: {len(self._ready)} of "
                 f"{self._config.batch_size} groups ready, {len(self._running)} under way; failed samples: "
                 f"{dict(self._counts.causes)}, faults: {dict(self._counts.faults)}"
             ) from None

@@ -85,7 +85,7 @@ async def _body(request: Request) -> Any:
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the body is no JSON: {error}") from None
+        raise BadInput(f"the body is not JSON: {error}") from None
 
 
 async def _chat(talker: Talker, asked: Asked) -> dict[str, Any]:

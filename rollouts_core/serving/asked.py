@@ -79,7 +79,7 @@ def read_completion(body: Any, seed: int) -> Asked:
 
 def _read(body: Any, seed: int) -> tuple[dict[str, Any] | None, list[str]]:
     if not isinstance(body, Mapping):
-        return None, ["the body is no JSON object"]
+        return None, ["the body is not a JSON object"]
     problems = [
         f"{name}: not supported here"
         for name, harmless in NOT_DONE.items()

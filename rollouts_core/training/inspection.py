@@ -25,5 +25,5 @@ def keeping_nonfinite(steps: Iterator[StepT], directory: Path) -> Iterator[StepT
             tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
             save_file(tensors, directory / f"pass-{number}.safetensors")
         raise BadInput(
-            f"{error}; the batch is kept in {directory}. A lower learning rate, or other data, may mend it"
+            f"{error}; the batch is kept in {directory}. A lower learning rate or other data may help"
         ) from error

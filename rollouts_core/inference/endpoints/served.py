@@ -49,7 +49,7 @@ def addresses_of(url: str) -> Addresses:
     known: dict[str, str] = json.loads(os.environ.get(VARIABLE, "{}"))
     if name not in known:
         has = f"it has {', '.join(known)}" if known else "it has none"
-        raise BadInput(f"{url}: this job is beside no such model ({has}); name it in the config's `served`")
+        raise BadInput(f"{url}: this run has no such model ({has}); add it to the config's `served`")
     return _Served(url, SupervisedServers(Path(known[name])), path)
 
 

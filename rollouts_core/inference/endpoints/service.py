@@ -46,5 +46,7 @@ class Service:
         if self.key_variable is None:
             return None
         if not (key := os.environ.get(self.key_variable)):
-            raise BadInput(f"{self.url}: its key is read from {self.key_variable}, which is not set")
+            raise BadInput(
+                f"{self.url}: its key is read from the environment variable {self.key_variable}, which is not set"
+            )
         return key

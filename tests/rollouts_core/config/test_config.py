@@ -272,11 +272,11 @@ def test_what_is_wrong_with_models_beside_the_policy(
         (["engine.kind=sglang", "engine.replicas=2", "engine.min_replicas=2"], "min_replicas is of servers on other"),
         (
             ["engine.kind=sglang", 'engine.machines={"names": ["a"]}', "engine.weight_sync=tensor"],
-            "weight_sync tensor shares memory, and servers are on other machines: use disk",
+            "weight_sync tensor needs servers on the trainer's machine; for other machines use disk",
         ),
         (['engine.machines={"names": ["a"]}', "engine.tensor_parallel=2"], "tensor_parallel is of servers"),
         (['engine.machines={"names": ["a"], "rented": 1}'], "rented: names, labels and gpu_memory_gb are of the inv"),
-        (['engine.machines={"rented": 2}'], "rented: name an accelerator, as H100, or say gpus 0"),
+        (['engine.machines={"rented": 2}'], "rented: set accelerator, for example H100, or set gpus to 0"),
         (['engine.machines={"gpus": 1, "accelerator": "H100"}'], "accelerator is of rented machines; say how many"),
         (
             ['engine.machines={"nodes": 1, "labels": ["a"]}'],
@@ -312,7 +312,7 @@ def test_no_problem_is_invented_for_a_part_whose_fields_do_not_fit_together() ->
     assert caught.value.problems == ("rl: batch_size 64 is not a multiple of minibatches 7",)
     with pytest.raises(BadInput) as caught:
         load_config(Path("configs/arithmetic.py"), ['engine.machines={"rented": 2}'])
-    assert caught.value.problems == ("engine.machines: rented: name an accelerator, as H100, or say gpus 0",)
+    assert caught.value.problems == ("engine.machines: rented: set accelerator, for example H100, or set gpus to 0",)
 
 
 def test_a_part_that_stays_wrong_beside_another_wrong_value_is_told_once() -> None:

@@ -65,8 +65,8 @@ def test_an_answer_is_data_and_an_empty_one_is_none(server: Callable[..., str]) 
 @pytest.mark.parametrize(
     ("status", "body", "wait", "kind", "said"),
     [
-        (200, b"<html>", 0.0, MalformedAnswer, "this is no JSON: '<html>'"),
-        (200, b"[" * 10**5, 0.0, MalformedAnswer, "this is no JSON"),
+        (200, b"<html>", 0.0, MalformedAnswer, "this is not JSON: '<html>'"),
+        (200, b"[" * 10**5, 0.0, MalformedAnswer, "this is not JSON"),
         (400, b"too long", 0.0, EngineRefused, "status 400: too long"),
         (404, b"", 0.0, EngineRefused, "status 404"),
         (500, b"boom", 0.0, EngineUnavailable, "status 500: boom"),
