@@ -33,7 +33,7 @@ hooks: install-dev
 
 test-slow: install-dev
 	@sh tests/system_packages.sh slow
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 2 --dist loadfile
 
 test-sglang: install-dev .engines/sglang
 	$(BIN)/pytest -m sglang

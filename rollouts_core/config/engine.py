@@ -106,7 +106,7 @@ class EngineConfig:
             )
             set_anyway = [name for name in alone if getattr(self, name) != 1]
             set_anyway += ["arguments"] if self.arguments else []
-            problems += [f"{name} is of servers, and the engine is embedded" for name in set_anyway]
+            problems += [f"{name}: only for servers, and the engine is embedded" for name in set_anyway]
         elif self.cache_gib is not None:
             problems.append(f"cache_gib: only for the embedded engine, and the engine is {self.kind}")
         if self.kind == "vllm" and self.weight_sync != "disk":

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollouts_core.data.messages import has_half_characters
 from rollouts_core.data.rendering import ASSISTANT, Rendered, chat_format, render_conversation
 from rollouts_core.errors import BadInput
+from rollouts_core.texts import has_half_characters
 from rollouts_core.types import Data, Message
 
 Ids = npt.NDArray[np.int32]

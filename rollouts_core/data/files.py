@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from rollouts_core.config import Arrow, HubDataset, Jsonl, Parquet, Source
 from rollouts_core.data.layouts import NotLaidOutSo, laid_out
-from rollouts_core.data.messages import has_half_characters
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External, is_url
+from rollouts_core.texts import has_half_characters
 
 Wanted = Callable[[int], bool]
 AT_ONCE = 1000

@@ -41,15 +41,6 @@ def tools_problem(tools: Any) -> str:
     return ""
 
 
-def has_half_characters(value: Any) -> bool:
-    """Whether a text in the data has half of a UTF-16 pair. JSON allows it; no file or tokenizer takes it."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
 def message_from_data(data: Data) -> Message:
     """Of data without problems."""
     reasoning = next((data[name] for name in REASONING if data.get(name)), "")

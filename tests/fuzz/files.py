@@ -59,6 +59,9 @@ INVENTORY = {
     "gpu1": {"host": "a", "port": 22, "gpus": 2, "labels": ["x"], "jump": "gpu2", "slurm": {"hours": 1.5, "cpus": 2}},
     "gpu2": {"host": "b"},
 }  # fmt: skip
+SMALL: dict[str, Any] = {
+    "name": "small", "model": {"kind": "pretrained", "name": "a/b"}, "data": {**CONFIG["data"], "max_length": 2048},
+}  # fmt: skip
 SCHEMA: dict[str, Any] = TypeAdapter(PipelineConfig).json_schema()
 EXAMPLES = ("arithmetic", "calculator", "smollm2")
 TEXTS = ["a", "gpu1", "a/b", "rows.jsonl", "3", "0:30", "", "é", "x" * 300, "served://judge/v1", "s3://bucket/x", "~"]
@@ -123,6 +126,14 @@ def _toml(tables: Any) -> str:
     return "\n".join(lines)
 
 
+def _allowed(draw: random.Random) -> Any:
+    """A small config with up to three parts as the schema allows them; now and then all of them."""
+    parts = SCHEMA["properties"]
+    if draw.random() < 0.2:
+        return _by_schema(SCHEMA, draw)
+    return {**SMALL, **{name: _by_schema(parts[name], draw) for name in draw.sample(list(parts), draw.randint(1, 3))}}
+
+
 def _by_schema(schema: dict[str, Any], draw: random.Random) -> Any:
     """What the schema allows, most of the time: optional fields are there or not, numbers are at an edge."""
     if "$ref" in schema:
@@ -135,7 +146,7 @@ def _by_schema(schema: dict[str, Any], draw: random.Random) -> Any:
         return draw.choice(schema.get("enum", [schema.get("const")]))
     match schema.get("type"):
         case "object":
-            share, needed = draw.choice([0.05, 0.2, 0.5]), schema.get("required", ())
+            share, needed = draw.choice([0.05, 0.2, 0.5]), {"kind", *schema.get("required", ())}
             fields = {
                 name: _by_schema(part, draw)
                 for name, part in schema.get("properties", {}).items()
@@ -207,7 +218,7 @@ def _damaged(content: bytes, draw: random.Random) -> bytes:
 TARGETS: dict[str, Target] = {
     "config": function(lambda draw: changed(CONFIG, draw), _config),
     "config-file": function(lambda draw: changed_bytes(json.dumps(CONFIG).encode(), draw), _config_file),
-    "schema": function(lambda draw: _by_schema(SCHEMA, draw), _config),
+    "schema": function(_allowed, _config),
     "python": function(_python, _read_python),
     "set": function(_override, _set),
     "rows": function(
