@@ -27,14 +27,14 @@ NOT_DONE: Mapping[str, tuple[Any, ...]] = {
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore")
     model: str = ""
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, lt=1)
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: int | None = Field(default=None, gt=-(2**63), lt=2**63)
     n: int = Field(default=1, ge=1, le=128)
     stream: bool = False
     stream_options: dict[str, Any] | None = None
