@@ -97,7 +97,7 @@ def test_a_run_there_gives_the_keys_and_bits_of_a_run_here_and_keeps_secrets(
     for place in (work, tmp_path / ".rollouts", tmp_path / "outputs"):
         assert not [path for path in place.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert SECRET not in there.out + there.err
-    assert "has lapsed" not in there.err
+    assert "has expired" not in there.err
     again = rollouts("run", config, "--machine", "host-a", "--json", **variables).json()
     heavy = [stage for stage in again["stages"] if stage["name"].startswith(STAGES)]
     assert {stage["state"] for stage in heavy} == {"Cached"}

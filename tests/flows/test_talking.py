@@ -91,7 +91,7 @@ def test_serve_answers_openai_s_client_until_it_is_interrupted(
     assert (done.choices[0].message.content or "").strip() == chatted.out.strip()
     port = url.split(":")[2].split("/")[0]
     taken = rollouts("serve", policy, "--port", port)
-    assert taken.status == 1 and f"--port {port}: another program has it" in taken.err
+    assert taken.status == 1 and f"--port {port}: another program uses it" in taken.err
     os.kill(serving.pid, signal.SIGINT)
     until(lambda: serving.poll() is not None, "the server to end", 30)
     assert "Traceback" not in (serving.stderr.read() if serving.stderr else "")

@@ -269,20 +269,26 @@ def test_what_is_wrong_with_models_beside_the_policy(
         (["engine.machines={}"], "names: give machines, or what they must have: labels, gpus or gpu_memory_gb"),
         (['engine.machines={"names": ["a", "a"]}'], "names a, a: a machine is named twice"),
         (['engine.machines={"names": ["a"]}', "engine.min_replicas=2"], "min_replicas 2 is more than replicas 1"),
-        (["engine.kind=sglang", "engine.replicas=2", "engine.min_replicas=2"], "min_replicas: only for servers on other"),
+        (
+            ["engine.kind=sglang", "engine.replicas=2", "engine.min_replicas=2"],
+            "min_replicas: only for servers on other",
+        ),
         (
             ["engine.kind=sglang", 'engine.machines={"names": ["a"]}', "engine.weight_sync=tensor"],
             "weight_sync tensor needs servers on the trainer's machine; for other machines use disk",
         ),
         (['engine.machines={"names": ["a"]}', "engine.tensor_parallel=2"], "tensor_parallel: only for servers"),
-        (['engine.machines={"names": ["a"], "rented": 1}'], "rented: names, labels and gpu_memory_gb are of the inv"),
+        (['engine.machines={"names": ["a"], "rented": 1}'], "rented: names, labels and gpu_memory_gb choose machines"),
         (['engine.machines={"rented": 2}'], "rented: set accelerator, for example H100, or set gpus to 0"),
-        (['engine.machines={"gpus": 1, "accelerator": "H100"}'], "accelerator is of rented machines; say how many"),
+        (['engine.machines={"gpus": 1, "accelerator": "H100"}'], "accelerator: only for rented machines; set rented"),
         (
             ['engine.machines={"nodes": 1, "labels": ["a"]}'],
-            "nodes: are of the trainer's allocation; beside them, say only",
+            "nodes: these belong to the trainer's allocation; set only",
         ),
-        (['engine.machines={"gpus": 1, "options": ["-p", "a"]}'], "options: are of sbatch, for nodes of the trainer's"),
+        (
+            ['engine.machines={"gpus": 1, "options": ["-p", "a"]}'],
+            "options: these are for sbatch and nodes of the trainer's",
+        ),
         (
             ['engine.machines={"nodes": 1}'],
             "engine.machines.nodes: are of a Slurm allocation, and machine.kind is local",

@@ -122,9 +122,9 @@ class Own:
     [
         ("fine", ""),
         ("Own", ""),
-        ("breaks", "made by a function or class without arguments, and that raised RuntimeError: no board"),
+        ("breaks", "its function or class is called without arguments, and raised RuntimeError: no board"),
         ("lacking", "lacks begin, get_tools, exec_tool, on_assistant_message"),
-        ("no_tools", "get_tools gives what is no tool"),
+        ("no_tools", "get_tools returns something that is not a tool"),
         ("nothing", "has no function 'nothing'"),
         ("lacks_something", "no engine room"),
     ],

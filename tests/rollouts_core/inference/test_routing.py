@@ -77,7 +77,7 @@ def test_models_without_experts_have_no_routers() -> None:
 
 
 def test_rows_of_another_model_are_refused() -> None:
-    with pytest.raises(BadInput, match="of another model"):
+    with pytest.raises(BadInput, match="from another model"):
         routing_of(family("qwen3_moe")).prescribe(torch.zeros(8, 3, dtype=torch.uint8))
 
 

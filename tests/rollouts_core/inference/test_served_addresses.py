@@ -77,6 +77,6 @@ def test_requests_wait_until_one_is_ready_and_say_why_when_none_comes(
 
 
 def test_a_model_that_the_run_does_not_have_is_named_with_those_it_has(grader: Path) -> None:
-    with pytest.raises(BadInput, match=r"served://judge/v1: this job is beside no such model \(it has grader\)"):
+    with pytest.raises(BadInput, match=r"served://judge/v1: this run has no such model \(it has grader\)"):
         addresses_of("served://judge/v1")
     assert anyio.run(first, addresses_of("https://api.example/v1")) == "https://api.example/v1"

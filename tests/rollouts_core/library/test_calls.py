@@ -228,17 +228,17 @@ def test_an_agent_is_trained_over_an_environment(made: rc.LanguageModel) -> None
 
 BAD: dict[str, tuple[Callable[[rc.LanguageModel], Any], str]] = {
     "no tokenizer": (lambda policy: rc.grpo(policy.model, PROMPTS, reward), "tokenizer: a model that is given"),
-    "no model": (lambda policy: rc.grpo(3, PROMPTS, reward), "model: a int is no transformers model"),
+    "no model": (lambda policy: rc.grpo(3, PROMPTS, reward), "model: a int is neither a transformers model"),
     "texts": (lambda policy: rc.grpo(policy, ["2+2="], reward), "prompts: row 0 is a str"),
-    "a number": (lambda policy: rc.grpo(policy, 7, reward), "prompts: a int is no rows"),
+    "a number": (lambda policy: rc.grpo(policy, 7, reward), "prompts: a int can't be read as rows"),
     "nothing": (lambda policy: rc.grpo(policy, iter(()), reward), "prompts: there are no rows; a generator"),
     "arity": (lambda policy: rc.grpo(policy, PROMPTS, lambda a, b: 0.0), "reward: .* is called with \\(sample\\)"),
-    "no function": (lambda policy: rc.grpo(policy, PROMPTS, 0.5), "reward: a float is no function"),
+    "no function": (lambda policy: rc.grpo(policy, PROMPTS, 0.5), "reward: a float is neither a function"),
     "advantages": (
         lambda policy: rc.grpo(policy, PROMPTS, reward, advantages=lambda: [0.0]), "advantages: .*\\(samples\\)"
     ),
     "too long": (lambda policy: rc.grpo(policy, PROMPTS, reward, max_length=7), "max_length 7: the longest prompt"),
-    "an engine": (lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, engine=5), "engine: a int is no address"),
+    "an engine": (lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, engine=5), "engine: a int is neither an address"),
     "nobody there": (
         lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, engine="http://127.0.0.1:9"), "engine: .*127.0.0.1:9"
     ),
@@ -250,7 +250,7 @@ BAD: dict[str, tuple[Callable[[rc.LanguageModel], Any], str]] = {
     "ranks": (lambda policy: rc.sft(policy, ROWS, backend=rc.BackendConfig(processes=4)), "backend.processes 4: here"),
     "sampler": (
         lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, sampler=lambda prompts, step: [], engine="embedded"),
-        "engine: a sampler of one's own"
+        "engine: your own sampler"
     ),
     "a file": (lambda policy: rc.sft(policy, "rows.csv"), "data: rows.csv is no file of rows"),
 }  # fmt: skip

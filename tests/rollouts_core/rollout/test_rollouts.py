@@ -460,6 +460,6 @@ def test_a_filter_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
 
 
 def test_prompts_of_another_tokenizer_are_refused_before_anything_is_asked() -> None:
-    with pytest.raises(BadInput, match="the data hold token 7, and the model's vocabulary has 7"):
+    with pytest.raises(BadInput, match="the data contain token 7, and the model's vocabulary has 7"):
         check_vocabulary(7, 7)
     check_vocabulary(7, 8)
