@@ -104,8 +104,7 @@ def test_a_page_can_be_followed(
         (project / path).write_text(content)
     programs = project / "programs"
     _write_programs(programs)
-    path, inventory = f"{programs}:{os.environ['PATH']}", os.environ["ROLLOUTS_MACHINES"]
-    environment = {**command_environment, "PATH": path, "ROLLOUTS_MACHINES": inventory}
+    environment = {**command_environment, "PATH": f"{programs}:{os.environ['PATH']}"}
     if name in ("evaluation", "engines"):
         keep = ["--set", "rl.rollouts.keep_batches=true"]
         _follow("rollouts run configs/arithmetic.py " + " ".join(keep), project, environment, going_on)

@@ -238,7 +238,7 @@ BAD: dict[str, tuple[Callable[[rc.LanguageModel], Any], str]] = {
         lambda policy: rc.grpo(policy, PROMPTS, reward, advantages=lambda: [0.0]), "advantages: .*\\(samples\\)"
     ),
     "too long": (lambda policy: rc.grpo(policy, PROMPTS, reward, max_length=7), "max_length 7: the longest prompt"),
-    "an engine": (lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, engine=5), "engine: a int is neither an address"),
+    "an engine": (lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, engine=5), "engine: a int is neither"),
     "nobody there": (
         lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, engine="http://127.0.0.1:9"), "engine: .*127.0.0.1:9"
     ),
