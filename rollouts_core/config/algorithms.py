@@ -60,7 +60,9 @@ class DAPO:
     clip_low: Low = 0.2
     clip_high: High = 0.28
     overlong_tokens: int = Field(
-        default=0, ge=0, description="Answers within so many tokens of max_new_tokens lose up to 1 of their reward."
+        default=0,
+        ge=0,
+        description="Answers whose length is within this many tokens of max_new_tokens lose up to 1 of their reward.",
     )
 
 
@@ -78,8 +80,8 @@ class CISPO:
     """Ratios are clipped as weights of the gradient, so no token loses its own."""
 
     kind: Literal["cispo"] = "cispo"
-    weight_low: float = Field(default=0.0, ge=0, description="The smallest weight; absolute, the paper's 1 - eps_low.")
-    weight_high: float = Field(default=5.0, gt=0, description="The largest; absolute, the paper's 1 + eps_high.")
+    weight_low: float = Field(default=0.0, ge=0, description="Smallest weight (1 - eps_low in the paper).")
+    weight_high: float = Field(default=5.0, gt=0, description="Largest weight (1 + eps_high in the paper).")
 
 
 @part
@@ -116,9 +118,9 @@ class PPO:
     clip_low: Low = 0.2
     clip_high: High = 0.2
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
-    lam: float = Field(default=0.95, ge=0, le=1, description="GAE's trade of bias for variance.")
+    lam: float = Field(default=0.95, ge=0, le=1, description="Lambda of GAE: trades bias for variance.")
     value_coef: float = Field(default=0.1, ge=0, description="Weight of the critic's loss.")
-    value_clip: float = Field(default=0.2, gt=0, description="Values move at most so far from the old ones.")
+    value_clip: float = Field(default=0.2, gt=0, description="Largest change of a value from the old one.")
 
 
 @part

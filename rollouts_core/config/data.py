@@ -19,22 +19,28 @@ FileOrUrl = Annotated[Path | str, PlainValidator(_text, json_schema_input_type=s
 Overlong = Literal["refuse", "drop", "cut_left", "cut_right"]
 DataPath = Annotated[
     FileOrUrl,
-    Field(description="A file or an fsspec URL, identified by its content or its store's checksum, not by this name."),
+    Field(
+        description="A file or an fsspec URL. The cache knows it by its content or its store's checksum, not by this "
+        "name."
+    ),
 ]
 Pin = Annotated[
     Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None,
-    Field(description="Pins the content, for URLs whose store tells no checksum."),
+    Field(description="Pins the content, for URLs whose store has no checksums."),
 ]
 Layout = Annotated[
     Literal["rows", "gsm8k", "math", "hh"],
-    Field(description="How rows are laid out: as ours, or as those of GSM8K, MATH or Anthropic's HH."),
+    Field(description="Layout of the rows: ours, or that of GSM8K, MATH or Anthropic's HH."),
 ]
 Columns = Annotated[
     dict[str, str],
-    Field(description="Other names of columns: ours, then the file's, as {'messages': 'dialog'}."),
+    Field(
+        description="Columns that have other names in the file: our name, then the file's, for example {'messages': "
+        "'dialog'}."
+    ),
 ]
 Annotations = Annotated[
-    bool, Field(description="gsm8k: keep the calculator annotations, as <<48/2=24>>, in worked solutions.")
+    bool, Field(description="For gsm8k: keep calculator annotations such as <<48/2=24>> in the solutions.")
 ]
 
 
@@ -92,7 +98,7 @@ class HubDataset:
     messages_column: str = Field(default="messages", description="Column with the list of messages.")
     answer_column: str = Field(default="answer", description="Column with the answer that rewards compare with.")
     streaming: Operational[bool] = Field(
-        default=False, description="Read while it is downloaded, for what does not fit on the disk."
+        default=False, description="Read the data set while it is downloaded, if it does not fit on the disk."
     )
 
 
@@ -105,8 +111,8 @@ Source = Annotated[
 class Weighted:
     """One of the sources of a mixture."""
 
-    source: Source = Field(description="Where its rows come from.")
-    weight: float = Field(default=1.0, gt=0, description="How often its rows are taken, beside the other weights.")
+    source: Source = Field(description="The source of the rows.")
+    weight: float = Field(default=1.0, gt=0, description="How often its rows are used, relative to the other weights.")
 
 
 @part
@@ -133,11 +139,11 @@ class TokenizationConfig:
     )
     task_runner: Operational[Literal["threads", "dask", "ray", "slurm"]] = Field(
         default="threads",
-        description="Where they run: on threads of the flow here; on a Dask or Ray cluster; or as one job array of the "
-        "Slurm cluster that the run is on (machine.kind slurm).",
+        description="Where the parts run: on this machine (threads); on a Dask or Ray cluster; or as a job array of the "
+        "run's Slurm cluster (machine.kind slurm).",
     )
     at_once: Operational[int | None] = Field(
-        default=None, ge=1, description="slurm: so many run at once; null: as many as Slurm lets."
+        default=None, ge=1, description="For slurm: how many run at once; null: as many as Slurm allows."
     )
     cluster: Operational[str | None] = Field(
         default=None, description="Address of the Dask scheduler or Ray head; null: one is started here."
@@ -156,9 +162,10 @@ class DataConfig:
     heldout: Source | None = Field(default=None, description="Prompts never trained on; accuracy is measured here.")
     max_length: int = Field(default=1024, ge=2, description="Context: the longest example allowed, in tokens.")
     overlong: Overlong = Field(
-        default="refuse", description="Longer demonstrations; prompts and preferences are never cut, but dropped."
+        default="refuse",
+        description="What to do with longer demonstrations. Prompts and preferences are dropped, never cut.",
     )
     learnt_roles: tuple[Role, ...] = Field(
-        default=("assistant",), min_length=1, description="Whose turns of a demonstration are learnt."
+        default=("assistant",), min_length=1, description="Roles whose turns of a demonstration are learnt."
     )
     tokenization: TokenizationConfig = Field(default_factory=TokenizationConfig, description="How data is tokenized.")

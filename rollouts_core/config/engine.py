@@ -1,4 +1,4 @@
-"""What generates."""
+"""The inference engine."""
 
 from typing import Literal
 
@@ -13,27 +13,31 @@ class EngineMachines:
     Slurm allocation. Nothing here can change a result."""
 
     names: Operational[tuple[str, ...]] = Field(
-        default=(), description="Which; none: every machine that fits what is asked for below, but the trainer's."
+        default=(), description="Names of machines; none: all that fit the fields below, without the trainer's."
     )
-    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that each machine must carry.")
+    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that each machine must have.")
     gpus: Operational[int | None] = Field(
         default=None, ge=0, description="GPUs to lease on each; null: all that it has."
     )
     gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
     rented: Operational[int] = Field(
-        default=0, ge=0, description="So many machines are rented through SkyPilot, in the place of the inventory's."
+        default=0, ge=0, description="Number of machines to rent with SkyPilot, instead of the inventory's."
     )
-    accelerator: Operational[str | None] = Field(default=None, description="rented: the GPU, as SkyPilot names it.")
+    accelerator: Operational[str | None] = Field(
+        default=None, description="For rented machines: the GPU, as SkyPilot names it."
+    )
     nodes: Operational[int] = Field(
-        default=0, ge=0, description="So many further nodes of the trainer's Slurm allocation, and no other machines."
+        default=0,
+        ge=0,
+        description="Number of further nodes of the trainer's Slurm allocation, instead of other machines.",
     )
     options: Operational[tuple[str, ...]] = Field(
         default=(),
-        description="nodes: options of sbatch for these nodes, as --partition=l40s. With these or gpus, they are asked "
-        "for as a component of their own (a heterogeneous job).",
+        description="For nodes: options of sbatch, for example --partition=l40s. With options or gpus, the nodes are a "
+        "component of their own (a heterogeneous job).",
     )
     keep_minutes: Operational[float] = Field(
-        default=0.0, ge=0, description="Servers stay so long when all is done, for the next run that wants the same."
+        default=0.0, ge=0, description="How long servers stay after the run, for the next run that wants the same."
     )
 
     @model_validator(mode="after")
@@ -61,34 +65,42 @@ class EngineMachines:
 
 @part
 class EngineConfig:
-    """What generates. The embedded engine is torch in the trainer's process; the others are servers beside it."""
+    """The inference engine. The embedded engine is torch in the trainer's process; the others are servers beside it."""
 
     kind: Literal["embedded", "sglang", "vllm"] = Field(
         default="embedded", description="Which engine serves the policy."
     )
-    max_running_requests: int = Field(default=256, ge=1, description="Requests decoded together; more wait their turn.")
-    cache_gib: Operational[float | None] = Field(
-        default=None, gt=0, description="embedded: memory for keys and values; null: a third of what is free."
+    max_running_requests: int = Field(
+        default=256, ge=1, description="Requests that are decoded together; further ones wait."
     )
-    arguments: tuple[str, ...] = Field(default=(), description="Further arguments of each server, as it knows them.")
-    replicas: Operational[int] = Field(default=1, ge=1, description="Servers; several stand behind SGLang's router.")
+    cache_gib: Operational[float | None] = Field(
+        default=None,
+        gt=0,
+        description="For embedded: memory for keys and values, in GiB; null: a third of the free memory.",
+    )
+    arguments: tuple[str, ...] = Field(default=(), description="Further command-line arguments of each server.")
+    replicas: Operational[int] = Field(
+        default=1, ge=1, description="Number of servers; several are behind SGLang's router."
+    )
     machines: Operational[EngineMachines | None] = Field(
-        default=None, description="Other machines that generate, over SSH; null: the trainer's."
+        default=None, description="Other machines that generate, over SSH; null: the trainer's machine."
     )
     min_replicas: Operational[int] = Field(
-        default=1, ge=1, description="Servers on other machines that must answer; with fewer, training waits."
+        default=1, ge=1, description="Number of servers on other machines that must answer; with fewer, training waits."
     )
     tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
     data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
     weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
         default="disk",
-        description="How new weights reach servers: files in memory, shared tensors (SGLang), or a broadcast (NCCL).",
+        description="How new weights reach servers: as files in memory, as shared tensors (SGLang), or by a broadcast "
+        "(NCCL).",
     )
     replay_experts: Added[bool] = Field(
-        default=False, description="Train each token through the experts that the engine chose for it; of mixtures."
+        default=False, description="For mixtures: train each token through the experts that the engine chose for it."
     )
     python: Operational[str | None] = Field(
-        default=None, description="An interpreter with the server's package, where it runs; null: one is built."
+        default=None,
+        description="A Python interpreter that has the server's package, where the server runs; null: one is built.",
     )
     start_minutes: Operational[float] = Field(default=15.0, gt=0, description="How long a server's start may take.")
     hang_seconds: Operational[float] = Field(

@@ -13,7 +13,7 @@ class EvaluationConfig:
     says otherwise."""
 
     limit: int | None = Field(default=None, ge=1, description="Only the first so many held-out prompts.")
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all its turns.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all turns.")
     reward: str = Field(default="exact_match", description="Scores an answer; 1 or more counts as correct.")
     samples_per_prompt: int = Field(default=1, ge=1, description="Answers to each prompt.")
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 is greedy.")
@@ -22,15 +22,17 @@ class EvaluationConfig:
     min_p: Added[MinP] = 0.0
     stop: Added[Stop] = ()
     pass_at: tuple[int, ...] = Field(default=(), description="Each k of pass@k, at most samples_per_prompt.")
-    slices: tuple[str, ...] = Field(default=(), description="Columns by whose values results are told apart.")
+    slices: tuple[str, ...] = Field(
+        default=(), description="Columns of the data: results are shown for each of their values."
+    )
     failures_allowed: float = Field(
         default=0.01, ge=0, le=1, description="Share of answers that may fail, or fail to be scored."
     )
     engine: Added[EngineConfig | None] = Field(
-        default=None, description="What answers; null: the embedded engine, in the evaluation's own process."
+        default=None, description="The engine that answers; null: the embedded engine, in the evaluation's process."
     )
     during_rl: Operational[bool] = Field(
-        default=False, description="Also the policy of each RL segment, while the next one is trained."
+        default=False, description="Also evaluate the policy of each RL segment, while the next segment is trained."
     )
     reward_seconds: Operational[float] = Field(default=300.0, gt=0, description="Deadline of scoring one prompt.")
 

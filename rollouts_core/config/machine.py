@@ -13,30 +13,32 @@ class MachineConfig:
 
     kind: Operational[Literal["local", "ssh", "slurm", "sky"]] = Field(
         default="local",
-        description="This machine, one of the inventory over SSH, a Slurm cluster of the inventory, or a rented one by "
-        "SkyPilot.",
+        description="This machine, a machine of the inventory (SSH), a Slurm cluster of the inventory, or one rented "
+        "with SkyPilot.",
     )
     name: Operational[str | None] = Field(
-        default=None, description="A machine of the inventory; null: the first free one that fits."
+        default=None, description="Name of a machine in the inventory; null: the first free one that fits."
     )
     peers: Operational[tuple[str, ...]] = Field(
         default=(),
-        description="Further machines of the inventory, which train along with the one named; leased all or none.",
+        description="Further machines of the inventory that train together with the named one; all are leased, or "
+        "none.",
     )
     nodes: Operational[int] = Field(default=1, ge=1, description="Nodes of a Slurm cluster that train together.")
     gpus: Operational[int | None] = Field(
-        default=None, ge=0, description="GPUs to lease, on each node; null: one, where the machine has any."
+        default=None, ge=0, description="GPUs to lease on each node; null: one, if the machine has any."
     )
     gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
-    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that the machine must carry.")
+    labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that the machine must have.")
     accelerator: Operational[str | None] = Field(
-        default=None, pattern=r"^[A-Za-z0-9-]+$", description="GPU model to rent, as SkyPilot calls it: H100."
+        default=None, pattern=r"^[A-Za-z0-9-]+$", description="GPU to rent, as SkyPilot names it, for example H100."
     )
     device: Operational[Literal["auto", "cpu", "cuda"]] = Field(
         default="auto", description="auto: cuda if there is one."
     )
     environment: Operational[tuple[str, ...]] = Field(
-        default=(), description="Environment variables of here that jobs there get, as HF_TOKEN; never written down."
+        default=(),
+        description="Environment variables that jobs get, for example HF_TOKEN; they are never written to a file.",
     )
     wait_hours: Operational[float] = Field(default=24.0, gt=0, description="How long to wait for GPUs that are in use.")
     time_limit_hours: Operational[float] = Field(default=24.0, gt=0, description="A job is ended after this time.")
@@ -75,12 +77,12 @@ class ResultsConfig:
 
     policy: Operational[bool] = Field(default=True, description="The final policy, to outputs/<run>/policy.")
     artifacts: Operational[tuple[Literal["sft", "dpo", "rl", "evaluate"], ...]] = Field(
-        default=(), description="Stages whose artifacts come into the store here, whole."
+        default=(), description="Stages whose whole artifacts are copied into the store here."
     )
     hub: Operational[str | None] = Field(
         default=None,
         pattern=r"^[\w.-]+/[\w.-]+$",
-        description="A repository of the Hugging Face hub, as me/my-policy, that the policy is pushed to.",
+        description="A repository of the Hugging Face hub that the policy is pushed to, for example me/my-policy.",
     )
 
     @model_validator(mode="after")

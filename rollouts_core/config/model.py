@@ -39,7 +39,9 @@ class PretrainedModel:
     """A model and tokenizer by hub name or local directory, identified by commit or content, not by that name."""
 
     kind: Literal["pretrained"] = "pretrained"
-    name: Operational[str] = Field(min_length=1, description="Hub name, as 'Qwen/Qwen3-0.6B', or a local directory.")
+    name: Operational[str] = Field(
+        min_length=1, description="Name on the hub, for example 'Qwen/Qwen3-0.6B', or a local directory."
+    )
     revision: Operational[str | None] = Field(default=None, description="Branch, tag or commit; resolved to a commit.")
     dtype: Dtype = Field(default="float32", description="Type of the weights; the optimizer steps in float32.")
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")

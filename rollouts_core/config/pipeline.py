@@ -24,25 +24,29 @@ class PipelineConfig:
     name: str = Field(
         default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60, description="Names the runs."
     )
-    seed: int = Field(default=0, ge=0, lt=2**31, description="Every random draw follows from it.")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="All random draws follow from this number.")
     model: Model = Field(description="The policy before training.")
     data: DataConfig = Field(description="Demonstrations, prompts and held-out prompts.")
     sft: SFTConfig | None = Field(default_factory=SFTConfig, description="Supervised fine-tuning; null to leave out.")
     dpo: DPOConfig | None = Field(default=None, description="Direct preference optimization; null to leave out.")
     rl: RLConfig | None = Field(default_factory=RLConfig, description="Reinforcement learning; null to leave out.")
     environment: EnvironmentConfig | None = Field(
-        default=None, description="What the policy acts in; null: each prompt has one answer."
+        default=None, description="The environment of episodes; null: each prompt gets one answer."
     )
-    backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its device.")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="What generates.")
+    backend: BackendConfig = Field(default_factory=BackendConfig, description="How training uses its devices.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="The inference engine.")
     served: tuple[Served, ...] = Field(
-        default=(), description="Models beside the policy: judges, teachers and reward models with their own servers."
+        default=(), description="Judges, teachers and reward models that the run starts servers for."
     )
     machine: MachineConfig = Field(default_factory=MachineConfig, description="Where heavy stages run.")
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig, description="How accuracy is measured.")
     store: StoreConfig = Field(default_factory=StoreConfig, description="Where artifacts and results live.")
-    results: ResultsConfig = Field(default_factory=ResultsConfig, description="What comes home from other machines.")
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides.")
+    results: ResultsConfig = Field(
+        default_factory=ResultsConfig, description="What is copied back from other machines."
+    )
+    tracking: TrackingConfig = Field(
+        default_factory=TrackingConfig, description="Other places that metrics are sent to."
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PipelineConfig":

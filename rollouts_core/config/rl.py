@@ -17,7 +17,7 @@ class EnvironmentConfig:
     name: Operational[str] = Field(
         min_length=1, description="Shipped, 'package.module:function' or 'file.py:function' (or a class)."
     )
-    max_turns: int = Field(default=8, ge=1, description="Answers of the policy in one episode, at most.")
+    max_turns: int = Field(default=8, ge=1, description="Most answers of the policy in one episode.")
     tool_seconds: Operational[float] = Field(default=30.0, gt=0, description="Deadline of one call of a tool.")
 
 
@@ -27,22 +27,28 @@ class RolloutsConfig:
 
     generation: Literal["on_policy", "partial", "overlapped"] = Field(
         default="on_policy",
-        description="on_policy: all tokens are of the current weights. partial: answers that are under way when a "
-        "batch is whole go on in the next. overlapped: generation never waits for training.",
+        description="on_policy: all tokens are made with the current weights. partial: answers that are not finished "
+        "when a batch is full go on in the next one. overlapped: generation goes on during training.",
     )
     max_staleness: int = Field(
-        default=0, ge=0, description="Steps by which a sample's oldest token may be behind; older is dropped."
+        default=0,
+        ge=0,
+        description="By how many steps a sample's oldest token may be behind; older samples are dropped.",
     )
-    over_sampling_factor: float = Field(default=1.0, ge=1, description="Groups under way for each one of the batch.")
+    over_sampling_factor: float = Field(
+        default=1.0, ge=1, description="Groups that are generated at a time, for each group of the batch."
+    )
     filters: tuple[str, ...] = Field(
         default=(),
-        description="Which groups are trained on: shipped checks, or 'file.py:function' of a group's samples.",
+        description="Which groups are used: names of checks, or 'file.py:function' of a group's samples.",
     )
     correction: Literal["none", "truncate", "mask"] = Field(
-        default="none", description="Importance sampling of what older weights, or the engine's kernels, sampled."
+        default="none", description="Importance sampling for tokens of older weights or of the engine's kernels."
     )
-    ratio_low: float = Field(default=0.5, ge=0, description="mask: tokens with a smaller ratio count nothing.")
-    ratio_high: float = Field(default=2.0, gt=0, description="truncate: the largest ratio. mask: the band's upper end.")
+    ratio_low: float = Field(default=0.5, ge=0, description="mask: tokens with a smaller ratio are left out.")
+    ratio_high: float = Field(
+        default=2.0, gt=0, description="truncate: the largest ratio. mask: tokens with a larger ratio are left out."
+    )
     max_concurrent_samples: Operational[int] = Field(default=1024, ge=1, description="Samples under way at once.")
     sample_seconds: Operational[float] = Field(default=1800.0, gt=0, description="Deadline of one sample.")
     reward_seconds: Operational[float] = Field(default=300.0, gt=0, description="Deadline of scoring one group.")
@@ -67,16 +73,16 @@ class RolloutsConfig:
 class RLConfig:
     """Reinforcement learning, on-policy unless `minibatches` or `rollouts` say otherwise."""
 
-    steps: Operational[int] = Field(
-        default=100, ge=1, description="Rollout batches in all; segments carry it into keys."
-    )
+    steps: Operational[int] = Field(default=100, ge=1, description="Number of rollout batches.")
     steps_per_segment: Operational[int] = Field(
-        default=50, ge=1, description="Steps per segment artifact; see `steps`."
+        default=50,
+        ge=1,
+        description="Steps of a segment. Each segment is an artifact, so more steps keep the segments that exist.",
     )
     batch_size: int = Field(default=32, ge=1, description="Prompts per step.")
     n_samples_per_prompt: int = Field(default=8, ge=1, description="Samples per prompt: the size of a group.")
-    algorithm: Algorithm = Field(default_factory=GRPO, description="What advantages and losses are.")
-    minibatches: int = Field(default=1, ge=1, description="Optimizer steps per rollout batch; 1 is on-policy.")
+    algorithm: Algorithm = Field(default_factory=GRPO, description="The algorithm: its advantages and its loss.")
+    minibatches: int = Field(default=1, ge=1, description="Optimizer steps for each rollout batch; 1 is on-policy.")
     tokens_per_pass: int = Field(
         default=32768, ge=1, description="Tokens of one forward-backward pass, shared prompts counted once."
     )
@@ -90,25 +96,29 @@ class RLConfig:
     top_k: Added[TopK] = 0
     min_p: Added[MinP] = 0.0
     stop: Added[Stop] = ()
-    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all its turns.")
+    max_new_tokens: int = Field(default=256, ge=1, description="Longest answer, in tokens, over all turns.")
     reward: str = Field(default="exact_match", description="Shipped, 'package.module:function' or 'file.py:function'.")
     reward_failure: Literal["stop", "drop", "zero"] = Field(
         default="stop",
-        description="A reward that raises, hangs or gives no number: end the run, drop the group, or give nothing.",
+        description="What happens when a reward raises, hangs or gives no number: end the run, drop the group, or "
+        "count it as 0.",
     )
-    kl_coef: float = Field(default=0.0, ge=0, description="Weight of the KL divergence to the policy RL began with.")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the KL divergence from the policy that RL began with."
+    )
     kl_as: Literal["loss", "reward"] = Field(
-        default="loss", description="A term of the loss, or k1 taken off each token's reward."
+        default="loss", description="loss: a term of the loss. reward: k1 is subtracted from each token's reward."
     )
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="Of the loss term; k2 has the gradient of the divergence itself."
+        default="k3", description="Estimator of the loss term; the gradient of k2 is that of the divergence itself."
     )
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     rollouts: RolloutsConfig = Field(default_factory=RolloutsConfig, description="How samples are generated.")
     log_samples: Operational[int] = Field(
         default=8,
         ge=0,
-        description="Samples per step, group by group, kept in the rollouts' record and viewer: 14 bytes a token.",
+        description="Samples of each step that are kept in the record and the viewer, group by group: about 14 bytes a "
+        "token.",
     )
     checkpoint_every: Operational[int] = Field(default=25, ge=1, description="Steps between checkpoints in a segment.")
 

@@ -16,15 +16,15 @@ class Served:
     """A judge, a teacher, a reward model: kept by servers of its own while RL and evaluation run, and asked at
     `served://NAME`."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=30, description="As in served://NAME.")
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=30, description="The name in served://NAME.")
     model: PretrainedModel = Field(description="Hub name or local directory.")
     task: Literal["chat", "score"] = Field(
         default="chat",
         description="chat: it answers. score: it gives a teacher's log-probabilities, or a reward model's scores.",
     )
-    max_length: int = Field(default=4096, ge=2, description="Tokens of what is asked and answered together.")
+    max_length: int = Field(default=4096, ge=2, description="Most tokens of a request and its answer together.")
     engine: EngineConfig = Field(
-        default_factory=EngineConfig, description="What serves it, and where; embedded: a server of our own."
+        default_factory=EngineConfig, description="Engine and machines that serve it; embedded: our own server."
     )
     asked_by: tuple[Literal["rl", "evaluate"], ...] = Field(
         default=("rl", "evaluate"), min_length=1, description="The stages that ask it, whose results depend on it."

@@ -13,14 +13,17 @@ class StoreConfig:
     """Where artifacts and results live. Nothing here can change a result."""
 
     path: Operational[Path | None] = Field(
-        default=None, description="Runs, jobs, partial work, and artifacts unless `url` says otherwise."
+        default=None, description="Directory of runs, jobs, unfinished work, and of artifacts unless `url` is set."
     )
     url: Operational[str | None] = Field(
         default=None,
         pattern=r"^[a-z0-9]+://.+",
-        description="Artifacts at an fsspec URL, as s3://bucket/prefix; credentials come from the environment.",
+        description="An fsspec URL for artifacts, for example s3://bucket/prefix; credentials come from the "
+        "environment.",
     )
-    outputs: Operational[Path | None] = Field(default=None, description="What runs bring home; default: outputs.")
+    outputs: Operational[Path | None] = Field(
+        default=None, description="Directory for the results of runs; default: outputs."
+    )
 
 
 @part
@@ -30,5 +33,5 @@ class TrackingConfig:
     tensorboard: Operational[bool] = Field(default=False, description="Write outputs/tensorboard/<run>.")
     wandb: Operational[str | None] = Field(default=None, description="A project of Weights & Biases; null: none.")
     wandb_mode: Operational[Literal["offline", "online"]] = Field(
-        default="offline", description="offline: into outputs/wandb, for `wandb sync`; online: the key is its own."
+        default="offline", description="offline: writes outputs/wandb for `wandb sync`. online: uses W&B's own key."
     )

@@ -11,7 +11,7 @@ Optimizer = Annotated[
 ]
 Schedule = Literal["cosine", "linear", "constant", "stable_then_decay"]
 Recomputed = bool | Literal["selective"]
-SCHEDULES = "Decay to zero after warm-up; stable_then_decay: over the last fifth."
+SCHEDULES = "How the learning rate falls to zero after warm-up; stable_then_decay: in the last fifth."
 
 
 @part
@@ -43,7 +43,9 @@ class DPOConfig:
 
     steps: int = Field(default=500, ge=1, description="Optimizer steps.")
     batch_size: int = Field(default=32, ge=1, description="Preferences per optimizer step.")
-    beta: float = Field(default=0.1, gt=0, description="How strongly the policy is held to the one it begins with.")
+    beta: float = Field(
+        default=0.1, gt=0, description="How strongly the policy is kept close to the one that it begins with."
+    )
     tokens_per_pass: int = Field(
         default=16384, ge=1, description="Tokens of one forward-backward pass, shared prompts counted once."
     )
@@ -70,9 +72,9 @@ class LoRAConfig:
     """Low-rank adapters: the weights stay, and small matrices beside the linear layers are trained."""
 
     rank: int = Field(default=16, ge=1, description="Rank of the adapters.")
-    alpha: float = Field(default=32.0, gt=0, description="What they add is scaled by alpha / rank.")
+    alpha: float = Field(default=32.0, gt=0, description="The adapters' output is multiplied by alpha / rank.")
     targets: tuple[str, ...] = Field(
-        default=(), description="Names of linear layers, as q_proj; none: all but the head."
+        default=(), description="Names of linear layers, for example q_proj; none: all except the head."
     )
 
 
@@ -81,13 +83,13 @@ class ParallelConfig:
     """How ranks share one pass. What they have of each other's is rounding, so a result does not depend on it."""
 
     context: Operational[int] = Field(
-        default=1, ge=1, description="Ranks that share a row of tokens, each a stretch of it; for long sequences."
+        default=1, ge=1, description="Number of ranks that share the tokens of a row; for long sequences."
     )
     tensor: Operational[int] = Field(
-        default=1, ge=1, description="Ranks that share each layer's weights, experts and the vocabulary."
+        default=1, ge=1, description="Number of ranks that share each layer's weights, experts and the vocabulary."
     )
     expert: Operational[int] = Field(
-        default=1, ge=1, description="Ranks that share a mixture's experts, each with other tokens."
+        default=1, ge=1, description="Number of ranks that share the experts of a mixture, each with other tokens."
     )
 
     def problems_with(self, heads: int, key_heads: int, experts: int | None = None) -> list[str]:
@@ -113,7 +115,7 @@ class BackendConfig:
     """How training uses its device, or devices."""
 
     parallel: Operational[ParallelConfig] = Field(
-        default=ParallelConfig(), description="How ranks share one pass; without it each has passes of its own."
+        default=ParallelConfig(), description="How ranks share one pass; null: each rank has passes of its own."
     )
     processes: Operational[int] = Field(
         default=1, ge=1, description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device."
@@ -121,8 +123,8 @@ class BackendConfig:
     lora: LoRAConfig | None = Field(default=None, description="Train adapters instead of the weights.")
     activation_checkpointing: Operational[Recomputed] = Field(
         default=False,
-        description="Compute activations again for the gradient: less memory, a third more time. selective: all but "
-        "attention, which is most of that time in long sequences.",
+        description="Compute activations again for the gradient: less memory, about a third more time. selective: keep "
+        "the results of attention, which takes most of that time in long sequences.",
     )
     compile: Added[bool] = Field(
         default=False, description="Compile each layer's norms and feed-forward part by torch.compile."
@@ -130,11 +132,12 @@ class BackendConfig:
 
     balance_experts: Added[bool] = Field(
         default=False,
-        description="Keep a mixture's experts evenly used, as its family was trained: an auxiliary loss, or a bias.",
+        description="Keep the experts of a mixture evenly used, as its family does: by an auxiliary loss or a bias.",
     )
     offload_optimizer: Added[bool] = Field(
         default=False,
-        description="Keep moments and float32 weights in the host's memory and step there: less GPU memory, more time.",
+        description="Keep the optimizer's state and float32 weights in the host's memory and step there: less GPU "
+        "memory, more time.",
     )
 
     @model_validator(mode="after")
