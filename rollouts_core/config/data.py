@@ -139,8 +139,8 @@ class TokenizationConfig:
     )
     task_runner: Operational[Literal["threads", "dask", "ray", "slurm"]] = Field(
         default="threads",
-        description="Where the parts run: on this machine (threads); on a Dask or Ray cluster; or as a job array of the "
-        "run's Slurm cluster (machine.kind slurm).",
+        description="Where the parts run: on this machine (threads), on a Dask or Ray cluster, or as a job array of the"
+        " run's Slurm cluster (machine.kind slurm).",
     )
     at_once: Operational[int | None] = Field(
         default=None, ge=1, description="For slurm: how many run at once; null: as many as Slurm allows."
