@@ -27,7 +27,7 @@ class Tokenized:
 def tokenize_conversation(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Data] = (), roles: Sequence[str] = ASSISTANT
 ) -> list[Tokenized]:
-    """A conversation as token ids and loss masks, of which the turns of these roles are learnt.
+    """Token ids and loss mask of a conversation. The turns of these roles are learnt.
 
     One sequence, unless the template rewrites earlier turns. Raises `BadInput` when the template fails or loses
     something.

@@ -30,7 +30,7 @@ from rollouts_core.types.episode import (
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Who answers, where, and what an episode may take."""
+    """The endpoint, the environment and the limits of an episode."""
 
     endpoint: Endpoint
     environment: Environment

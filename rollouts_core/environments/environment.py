@@ -15,7 +15,7 @@ from rollouts_core.types.episode import AgentState, Replied
 
 
 class Environment(Protocol):
-    """What an episode happens in. Any class that has these methods fits; none needs to be inherited from.
+    """What the policy acts in: first messages, tools and replies. Any class that has these methods fits; none needs to be inherited from.
 
     One that needs something of its machine may have `check()` as well, which raises `BadInput` where that is lacking.
     """

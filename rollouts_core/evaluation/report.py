@@ -24,7 +24,7 @@ ByPrompt = Mapping[int, Sequence[Result]]
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What an evaluation has found. All means are over prompts, of which each counts once; intervals are of 95 %."""
+    """The results of an evaluation. All means are over prompts, of which each counts once; intervals are of 95 %."""
 
     prompts: int
     """That were scored."""

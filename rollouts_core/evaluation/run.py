@@ -35,7 +35,7 @@ ToSamples = Callable[[Prompt, int, Answer], Sequence[Sample]]
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How much is asked, and how it is told."""
+    """What an evaluation asks, and how answers are scored and reported."""
 
     reward: AnyReward
     samples_per_prompt: int = 1

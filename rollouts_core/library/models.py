@@ -17,7 +17,7 @@ from rollouts_core.training.models import load_hf_model
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A transformers model, which training changes in place, and its tokenizer."""
+    """A transformers model and its tokenizer. Training changes the model in place."""
 
     model: Any
     tokenizer: Any
@@ -69,7 +69,7 @@ def as_language_model(model: Any, tokenizer: Any = None) -> LanguageModel:
 def create_model(
     texts: Iterable[str], shape: ScratchModel, max_length: int = 512, seed: int = 0, device: str = "cpu"
 ) -> LanguageModel:
-    """A model with random weights, and a tokenizer made of the texts: for trying things without a download.
+    """A model with random weights and a tokenizer made from the texts, to try things without a download.
 
     Examples:
         >>> policy = rc.create_model(["12+34=46"], rc.ScratchModel(hidden_size=64, layers=2, heads=2, kv_heads=2,

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def examples_from(data: Rows, policy: LanguageModel, argument: str = "data") -> list[Example]:
-    """Demonstrations, of which the assistant's turns are learnt. Raises `BadInput` with every row that can't be.
+    """Examples of demonstrations. The assistant's turns are learnt. Raises `BadInput` with every row that can't be.
 
     Examples:
         >>> examples = rc.examples_from("demonstrations.jsonl", policy)
@@ -54,7 +54,7 @@ def preferences_from(data: Rows, policy: LanguageModel, argument: str = "data") 
 def prompts_from(
     data: Rows | Sequence[Prompt], policy: LanguageModel, argument: str = "prompts", begin: Begin | None = None
 ) -> list[Prompt]:
-    """Prompts; further columns of a row are their metadata, which rewards read. `begin`: see `data.sources`.
+    """Prompts of rows. The other columns become metadata, which rewards read. `begin`: see `data.sources`.
 
     Raises `BadInput` with every row that can't be one.
 

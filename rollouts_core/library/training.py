@@ -45,7 +45,7 @@ _open: "WeakSet[Training[Any]]" = WeakSet()
 
 
 class Training(Iterator[StepT], Generic[StepT]):
-    """Steps, one at a time. Also a context manager, which closes it."""
+    """A training under way. Iterate over it to get its steps. Also a context manager, which closes it."""
 
     def __init__(
         self, policy: LanguageModel, backend: Backend, steps: Generator[StepT, None, None], total: int, shown: str

@@ -19,7 +19,7 @@ from rollouts_core.types import Sample
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward that says what it is made of, or what single turns have earned.
+    """A reward with its parts, or with the rewards of single turns.
 
     Examples:
         >>> rc.Reward(1.5, {"correct": 1.0, "short": 0.5}).total

@@ -134,7 +134,7 @@ def compute_reward(sample: Sample, reward: Callable[[Sample], Any], name: str) -
 
 
 def rewarded(sample: Sample, reward: Reward | None) -> Sample:
-    """A sample with its reward; without one, as it is.
+    """A copy of the sample with its reward; the sample itself where there is none.
 
     Examples:
         >>> rc.rewarded(samples[0], rc.Reward(0.5)).reward

@@ -48,7 +48,7 @@ def generate_rollout_batches(
     reward: Callable[[Sample], float],
     config: RolloutConfig,
 ) -> Iterator[tuple[list[Sample], DataBuffer]]:
-    """Scored batches without end, each with the buffer behind it; the engine's weights may change in between."""
+    """Scored batches, endlessly, each with the buffer after it. The engine's weights may change in between."""
     step = 0
     while True:
         prompts, data_buffer = data_buffer.get_prompts(config.batch_size)

@@ -58,7 +58,7 @@ def generating(
     colocated: bool = False,
     same_thread: bool = False,
 ) -> Iterator["GeneratedRollouts"]:
-    """Batches from an engine and a manager, for as long as the block lasts.
+    """Batches from an engine and a manager, until the block ends.
 
     `colocated`: the engine gives its memory away while the trainer works. `same_thread`: nothing goes on while nobody
     waits for a batch, so the loop turns in the caller's thread, unless another does.

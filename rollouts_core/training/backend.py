@@ -166,7 +166,7 @@ class TrainingBackend(Protocol):
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What one step leaves behind."""
+    """The results of one step."""
 
     step: int
     """Counted from 1."""

@@ -45,7 +45,7 @@ from rollouts_core.training.shard_files import take_from_first
 
 @dataclass(frozen=True)
 class Optimization:
-    """How gradients become steps."""
+    """Settings of the optimizer."""
 
     learning_rate: float
     optimizer: OptimizerName | OwnOptimizer = "adamw"

@@ -37,7 +37,7 @@ from rollouts_core.types import Sample
 
 @dataclass(frozen=True)
 class RLTrainingConfig:
-    """What `run_rl_training` is told of its steps, batches and algorithm."""
+    """Steps, batches and algorithm of `run_rl_training`."""
 
     num_steps: int
     recipe: Recipe
@@ -60,7 +60,7 @@ class RLTrainingConfig:
 
 @dataclass(frozen=True)
 class RLStep:
-    """What one step leaves behind."""
+    """The results of one step."""
 
     step: int
     """Counted from 1 over the whole RL run."""

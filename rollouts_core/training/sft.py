@@ -17,7 +17,7 @@ from rollouts_core.training.collate import learnt_tokens, pack_batch
 
 @dataclass(frozen=True)
 class SFTTrainingConfig:
-    """What `run_sft_training` is told of its steps and batches."""
+    """Steps and batches of `run_sft_training`."""
 
     num_steps: int
     batch_size: int

@@ -10,7 +10,7 @@ Data = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """That the assistant wants a tool to be called."""
+    """A call of a tool, as the assistant wrote it."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -21,7 +21,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call came to, as the model is told."""
+    """The result of a call, as the model sees it."""
 
     call: ToolCall
     content: str
