@@ -15,7 +15,9 @@ from rollouts_core.types.episode import AgentState, Replied
 
 
 class Environment(Protocol):
-    """What the policy acts in: first messages, tools and replies. Any class that has these methods fits; none needs to be inherited from.
+    """What the policy acts in: first messages, tools and replies. Any class that has these methods fits; no base class
+    is needed.
+
 
     One that needs something of its machine may have `check()` as well, which raises `BadInput` where that is lacking.
     """
