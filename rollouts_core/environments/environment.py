@@ -18,7 +18,6 @@ class Environment(Protocol):
     """What the policy acts in: first messages, tools and replies. Any class that has these methods fits; no base class
     is needed.
 
-
     One that needs something of its machine may have `check()` as well, which raises `BadInput` where that is lacking.
     """
 
