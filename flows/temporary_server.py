@@ -38,7 +38,7 @@ SETTINGS = {
 class TemporaryServer:
     api: str
     process: "subprocess.Popen[bytes]"
-    """Of its supervisor."""
+    """Its supervisor."""
     log: Path
     is_first: bool
     """It makes Prefect's database, which takes a while."""

@@ -96,7 +96,7 @@ class _Starter:
 
 
 def _settings(url: str) -> dict[str, str]:
-    """Of the server and the worker, where nobody has set them otherwise."""
+    """Settings of the server and the worker, where they are not set already."""
     wanted = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",

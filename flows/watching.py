@@ -153,7 +153,7 @@ def _line(record: RunRecord, seen: _Seen) -> str:
 
 
 def _speeds(seen: _Seen) -> str:
-    """Of the last step of the training under way."""
+    """Speeds of the last step of the current training."""
     last: Sequence[dict[str, float]] = [*seen.records.values()][-1][-1:] if seen.records else []
     return "  ".join(f"{name} {entry[name]:.4g}" for entry in last for name in SPEEDS if name in entry)
 

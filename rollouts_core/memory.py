@@ -12,7 +12,8 @@ GROUP_LIMIT, GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup
 
 
 def free_bytes(device: "torch.device") -> int:
-    """Of a GPU, what no process holds; of this machine, what a process may still take, its container's limit counted.
+    """Free memory: of a GPU, what no process holds; of this machine, what a process may still take within its
+    container's limit.
 
     The largest number there is where the system doesn't say.
     """
@@ -49,7 +50,7 @@ def peak_bytes(device: str) -> int:
 
 
 def machine_bytes() -> int:
-    """Of this machine's memory, or of its container's."""
+    """Bytes of this machine's memory, or of its container's limit."""
     try:
         return min(_of_system("MemTotal"), int(GROUP_LIMIT.read_text()))
     except (OSError, ValueError):

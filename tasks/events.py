@@ -37,7 +37,7 @@ class StageProgress:
     total: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     step: int = 0
-    """Of the whole training, where it has several stages."""
+    """The step within the whole training, where that has several stages."""
 
 
 @dataclass(frozen=True)

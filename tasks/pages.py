@@ -26,7 +26,7 @@ from tasks.events import StageChanged, StageProgress, StageRollouts, logger
 
 WRITE_SECONDS = 10.0
 SHARE = 0.05
-"""Of the time, at most, that goes into writing."""
+"""Largest share of the time that goes into writing."""
 TRAININGS = ("sft", "dpo", "rl")
 
 

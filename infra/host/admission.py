@@ -48,7 +48,7 @@ def sweep() -> None:
 
 
 def lines() -> list[str]:
-    """Of the file; none where it is not ours to write, since then it has none of ours."""
+    """The lines of the file; none where we may not write to it, because then it has none of ours."""
     file = Path.home() / ".ssh" / "authorized_keys"
     if not os.access(file, os.R_OK) or not os.access(file.resolve().parent, os.W_OK):
         return []

@@ -440,7 +440,8 @@ def _error(error: Exception) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> dict[str, Any]:
-    """Of a request that can't be understood, or a mistake of this program: it names the place in the code."""
+    """The answer to a request that can't be understood, or to a mistake of this program. It names the place in the
+    code."""
     places = [
         f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)

@@ -66,7 +66,7 @@ class Agent:
     directory: Path
     node: int
     told: Mapping[str, Any]
-    """Of the allocation: see `allocations`."""
+    """What the allocation's file says (see `allocations`)."""
     kept: dict[str, Any] = field(default_factory=dict)
     """The jobs that run or go on, by name: their variables, and whether there are secret ones."""
     gone_since: dict[str, float] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def _start_others(agent: Agent, starting: tuple[list[str], bytes] | None) -> lis
 
 
 def node_number(word: str) -> int:
-    """Of an agent that srun has started: `from-3` stands for its place among these, counted from 3."""
+    """The number of an agent that srun has started. `from-3`: its place among these, counted from 3."""
     _, srun, first = word.rpartition("from-")
     return int(first) + (int(os.environ["SLURM_PROCID"]) if srun else 0)
 
@@ -297,7 +297,7 @@ def _tell_kept(agent: Agent) -> None:
 
 
 def _meeting_address(agent: Agent) -> str:
-    """Of node 0, where ranks meet."""
+    """The address of node 0, where ranks meet."""
     end = time.monotonic() + jobs.START_DEADLINE / 2
     while not (found := read_json(agent.directory / "node-0.json")) and time.monotonic() < end:
         time.sleep(TICK)

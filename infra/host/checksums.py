@@ -17,7 +17,7 @@ SECONDS = 300.0
 
 
 def checksums_here(jobs: Path, name: str) -> list[dict[str, Any]]:
-    """Of the replicas that the job's directory tells of: `name`, and `version` and `checksum`, or `problem`."""
+    """For each replica in the job's directory: `name`, and `version` and `checksum`, or `problem`."""
     try:
         replicas = json.loads((jobs / name / "servers.json").read_text())["replicas"]
     except (OSError, ValueError, KeyError):

@@ -41,8 +41,8 @@ def _address(node: str) -> str:
 
 
 def _host_key(address: str) -> str:
-    """Of this node's SSH server, by which other nodes reach it; empty where there is none. It is asked from here, so
-    nobody can stand between."""
+    """The host key of this node's SSH server, by which other nodes reach it; empty where there is none. It is asked
+    from here, so nobody can stand between."""
     try:
         scan = ["ssh-keyscan", "-T", "3", "-t", "ed25519,ecdsa,rsa", address]
         lines = subprocess.run(scan, capture_output=True, text=True, timeout=slurm.DEADLINE).stdout.splitlines()

@@ -37,8 +37,8 @@ def facts(work: Path) -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Of every GPU that the driver names, or every MIG slice of one that is cut: place, UUID, model, memory in MiB,
-    driver version. None without a driver."""
+    """For every GPU that the driver names, or every MIG slice of one that is divided: place, UUID, model, memory in
+    MiB, driver version. None without a driver."""
     rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI).splitlines()]
     rows = [row for row in rows if len(row) == 6 and row[0].isdigit() and row[3].isdigit()]
     slices = slices_of(_asked(["nvidia-smi", "-L"])) if any(row[5] == "Enabled" for row in rows) else {}
@@ -54,7 +54,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def gpu_use() -> list[dict[str, Any]]:
-    """Of every GPU that the driver names: place, share of the last second that it worked, memory in use (MiB), power
+    """For every GPU that the driver names: place, share of the last second that it worked, memory in use (MiB), power
     (W), temperature (°C); None where the driver does not say."""
     rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI_USE).splitlines()]
     return [
@@ -72,7 +72,7 @@ def visible(places: Iterable[int], there: Sequence[Mapping[str, Any]]) -> str:
 
 
 def slices_of(listing: str) -> dict[str, list[tuple[str, str, int]]]:
-    """Of `nvidia-smi -L`: the MIG slices of each GPU's UUID, as UUID, profile and MiB."""
+    """From the output of `nvidia-smi -L`: the MIG slices of each GPU's UUID, as UUID, profile and MiB."""
     found: dict[str, list[tuple[str, str, int]]] = {}
     whole = ""
     for line in listing.splitlines():

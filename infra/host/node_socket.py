@@ -65,7 +65,7 @@ def answer_one(asked: socket.socket, answered: Callable[[Mapping[str, Any]], Map
 
 
 def name_of(directory: Path, what: str) -> str:
-    """Of the socket."""
+    """The name of the socket."""
     return f"\0rollouts-{os.getuid()}-{directory.name}-{what}"
 
 

@@ -41,7 +41,7 @@ class Link:
     """Here; leads to the gate there. 0: there is no connection."""
     told: dict[str, Any] = field(default_factory=dict)
     doors: dict[tuple[str, int], asyncio.Server] = field(default_factory=dict)
-    """Of each start of a replica."""
+    """The ports that lead to each start of a replica."""
     problem: str = "it is being connected"
     asked: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 

@@ -80,7 +80,7 @@ class Onward:
             await self._write_to(name, data)
 
     async def answers(self) -> dict[str, dict[str, Any]]:
-        """Of each machine; a `problem` of those that were lost."""
+        """The answer of each machine; a `problem` for those that were lost."""
         return {name: await self._answer_of(name) for name in self._now}
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ def how_it_ended(number: str) -> str:
 
 
 def running(number: str) -> tuple[str, int] | None:
-    """Of a job that runs: the number that steps are asked for by, which an array's element does not have in its name,
+    """For a job that runs: the number by which steps are asked for, which an array's element does not have in its name,
     and how often it was queued again. None where it does not run, or Slurm does not say."""
     try:
         found = RUNNING.search(asked(["scontrol", "-o", "show", "job", number]))

@@ -15,7 +15,7 @@ def end_with_parent() -> None:
 
 
 def free_port() -> int:
-    """Of the loopback."""
+    """A free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -276,7 +276,7 @@ def _note_digests(incoming: Path, lines: Sequence[str]) -> None:
 
 
 def _noted_digests(incoming: Path, entries: Sequence[Entry]) -> dict[int, str]:
-    """Of files that one process has received whole, in order, and nobody has written to since."""
+    """Digests of files that one process has received whole and in order, and that were not written to since."""
     try:
         lines = [line.split() for line in (incoming / "digests").read_text().splitlines()]
     except FileNotFoundError:

@@ -30,7 +30,7 @@ class Progress:
     total: int
     metrics: Mapping[str, float]
     step: int = 0
-    """Of the whole training, where it has several stages."""
+    """The step within the whole training, where that has several stages."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class MachineSession:
     served: tuple[Served, ...] = ()
     """The models that the run asks beside its policy."""
     beside: dict[str, str] = field(default_factory=dict)
-    """Of those whose servers run: under which name `services` and `pools` have them, by the model's name."""
+    """For models whose servers run: under which name `services` and `pools` have them, by the model's name."""
     watches: dict[str, PeerWatch] = field(default_factory=dict)
     """Who looks after the peers' ranks, by the name of the job that they belong to."""
     pools: dict[str, Watch] = field(default_factory=dict)

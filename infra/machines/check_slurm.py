@@ -15,7 +15,7 @@ LIMITS = {
     "maxjobs": "jobs at once:", "maxsubmit": "jobs in the queue:", "maxwall": "time of a job:", "maxtres": "of a job:",
     "grptres": "of all jobs:",
 }  # fmt: skip
-"""Of an account, as `sacctmgr` names them, and for people."""
+"""Limits of an account: `sacctmgr`'s names, and names for people."""
 
 
 def check_cluster(remote: Remote, slurm: Slurm) -> Iterator[Finding]:

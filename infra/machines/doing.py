@@ -47,7 +47,7 @@ class Doing:
 
 
 def doing(hosts: Mapping[str, Host]) -> dict[str, Doing]:
-    """Of each machine, by name."""
+    """What each machine does, by its name."""
     if not hosts:
         return {}
     with ThreadPoolExecutor(len(hosts)) as threads:

@@ -43,7 +43,7 @@ class LocalMachine:
         self._store, self._settings, self._who = store, settings, who
         self._jobs = store.home / "jobs"
         self._token = ""
-        """Of the lease; empty where none was asked for."""
+        """The lease's token; empty where no lease was asked for."""
         self._lease = ""
         self._gpus: tuple[int, ...] = ()
         self._visible = ""

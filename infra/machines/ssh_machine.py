@@ -63,7 +63,7 @@ class SSHMachine:
         """Known once the environment is there."""
         self._store, self._settings, self._who = store, settings, who
         self.token, self.node, self._components = token or secrets.token_hex(8), node, [Component(1)]
-        """Of a Slurm allocation: which node this is, and what is asked for."""
+        """For a Slurm allocation: which node this is, and what is asked for."""
         self.address, self._host_key = remote.host.for_machines, ""
         """By which other machines reach it."""
         self._lease: str | None = None

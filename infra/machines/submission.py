@@ -19,7 +19,7 @@ class Component:
     gpus: int | None = None
     """On each; None: as many as the run's machine has."""
     options: tuple[str, ...] = ()
-    """Of sbatch, for these nodes."""
+    """Options of sbatch for these nodes."""
 
 
 def submission(

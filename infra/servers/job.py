@@ -56,7 +56,7 @@ def serve_job(
 
 
 def label_of(config: EngineConfig) -> str:
-    """Of servers on other machines: those of another label are of no use to a run."""
+    """The label of servers on other machines. A run can't use servers of another label."""
     assert config.machines is not None, "a pool is on other machines"
     said = {name: value for name, value in asdict(config).items() if name not in NOT_OF_A_SERVER}
     return key_of({**said, "gpus": config.machines.gpus})[:16]

@@ -20,7 +20,7 @@ class ServedModel:
     has_weights: bool = True
     """Whether they are there to be loaded; otherwise the servers begin with any."""
     name: str = ""
-    """Of a model beside the policy, which has these weights for good."""
+    """The name of a model beside the policy; its weights never change."""
     scores: bool = False
     """Whether it is asked for scores, and not for answers."""
 

@@ -56,7 +56,7 @@ class _Member:
     machine: SSHMachine
     replicas: int = 0
     reader: JobReader | None = None
-    """Of the job that keeps its servers, once that was started."""
+    """The reader of the job that keeps its servers, once that was started."""
     host_key: str = ""
     """As it was when its servers were started."""
     handed: str = ""
@@ -71,7 +71,7 @@ class _Member:
     last: list[str] = field(default_factory=list)
     """The last lines of servers that have ended there."""
     key: str = ""
-    """Of what its servers are: those with the same are as good."""
+    """Says what its servers are; servers with the same key can replace each other."""
     beginning: Iterator[str] | None = None
     """What is under way there before its servers are started."""
 
@@ -93,7 +93,7 @@ class EnginePool:
     session: MachineSession
     members: list[_Member]
     links: JobReader
-    """Of the job that keeps the connections."""
+    """The reader of the job that keeps the connections."""
     _described: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The machines whose servers can be reached, by name, as `infra.host.links.Machine` has them."""
     _told: str = ""

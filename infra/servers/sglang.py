@@ -12,7 +12,7 @@ CHECK = "import sglang, torch, transformers; print('{}')"
 MARGIN = 8
 """Tokens of the context that SGLang keeps to itself; the engine sees to it that no position is beyond the model's."""
 CPU_TOKENS = 65536
-"""Of the key-value cache on a CPU host, where the default would take most of its memory."""
+"""Size of the key-value cache on a CPU host, where the default would take most of its memory."""
 
 
 def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) -> dict[str, Any]:

@@ -10,5 +10,5 @@ FANOUT = 4
 
 
 def onward(names: Sequence[str]) -> dict[str, list[str]]:
-    """Of each machine, those that it passes weights on to; the order of the names decides."""
+    """For each machine, those that it passes weights on to. The order of the names decides."""
     return {name: list(names[FANOUT * (place + 1) : FANOUT * (place + 2)]) for place, name in enumerate(names)}

@@ -31,7 +31,7 @@ class InputTree:
 
 
 def input_trees(external: External) -> list[InputTree]:
-    """Of everything local that the external names."""
+    """The trees of everything local that the external names."""
     return [_tree(Path(place)) for place in external.content if not is_url(place)]
 
 

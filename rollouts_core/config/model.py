@@ -56,5 +56,5 @@ class TokenizerSpec:
 
     kind: Literal["character", "byte_bpe", "pretrained"]
     vocab_size: int | None = None
-    """Of byte_bpe only."""
+    """Only for byte_bpe."""
     trust_remote_code: bool = False

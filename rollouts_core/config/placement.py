@@ -21,7 +21,7 @@ class Placement:
 
     ranks: tuple[int, ...]
     servers: tuple[tuple[int, ...], ...]
-    """Of each server."""
+    """The GPUs of each server."""
 
     @property
     def colocated(self) -> bool:
@@ -49,7 +49,8 @@ def placement_of(gpus: int, ranks: int, engine: EngineConfig | None) -> Placemen
 
 
 def left_by_served(gpus: int, served: Sequence[Served]) -> int:
-    """Of so many leased GPUs, those for the ranks and the policy's servers. Raises ValueError where none are left."""
+    """The number of leased GPUs that are left for the ranks and the policy's servers. Raises ValueError where none are
+    left."""
     taken = sum(_gpus_of(one.engine) for one in served if one.engine.machines is None)
     if gpus and taken >= gpus:
         names = ", ".join(one.name for one in served if one.engine.machines is None)
@@ -58,7 +59,7 @@ def left_by_served(gpus: int, served: Sequence[Served]) -> int:
 
 
 def placement_of_served(gpus: int, served: Sequence[Served], name: str) -> Placement:
-    """Of the servers of the model `name`, one of those that are served on this machine."""
+    """The GPUs of the servers of the model `name`, which is served on this machine."""
     (one,) = (one for one in served if one.name == name)
     each = gpus_of_server(one.engine)
     if not gpus:

@@ -93,7 +93,7 @@ class ParallelConfig:
     )
 
     def problems_with(self, heads: int, key_heads: int, experts: int | None = None) -> list[str]:
-        """Of a model with so many heads, and so many experts in a layer where that is known."""
+        """Problems of this layout with a model's numbers of heads, and of experts in a layer where that is known."""
         together, holders, problems = self.context * self.tensor, self.expert * self.tensor, []
         if heads % together or key_heads % together:
             problems.append(

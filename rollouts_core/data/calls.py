@@ -24,7 +24,7 @@ class CallFormat:
 
     name: str
     read: Callable[[str], Written]
-    """Of a turn's text, special tokens included and the stop token left out. Never raises."""
+    """Reads the calls in a turn's text, with special tokens and without the stop token. Never raises."""
 
 
 def call_format(text: str, calls: Sequence[ToolCall]) -> CallFormat | None:

@@ -24,7 +24,7 @@ HELD_BYTES = 64 * 2**20
 DEMONSTRATIONS = ("input_ids", "loss_mask")
 CHOSEN, REJECTED = ("chosen_ids", "chosen_mask"), ("rejected_ids", "rejected_mask")
 KINDS = (np.int32, np.int8)
-"""Of token ids and masks."""
+"""Types of token ids and masks."""
 
 
 class ExampleRows(Sequence[Example]):
@@ -84,7 +84,7 @@ class ExampleRows(Sequence[Example]):
         return np.frombuffer(os.pread(self._files[name], (end - begin) * kind.itemsize, begin * kind.itemsize), kind)
 
     def _values(self, name: str) -> Iterator[Ids]:
-        """Of all rows, one behind the other, group by group."""
+        """The values of all rows, one behind the other, group by group."""
         for path in self._shards:
             for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS, columns=[name]):
                 yield np.asarray(batch.column(name).flatten(), self._columns[name])

@@ -42,7 +42,7 @@ def tools_problem(tools: Any) -> str:
 
 
 def message_from_data(data: Data) -> Message:
-    """Of data without problems."""
+    """A message from data without problems."""
     reasoning = next((data[name] for name in REASONING if data.get(name)), "")
     return Message(
         data["role"],
@@ -55,7 +55,7 @@ def message_from_data(data: Data) -> Message:
 
 
 def tools_from_data(tools: Any) -> tuple[Data, ...]:
-    """Of data without problems: `{"type": "function", "function": {...}}`, as templates read them."""
+    """Tools from data without problems: `{"type": "function", "function": {...}}`, as templates read them."""
     listed = _parsed(tools) if tools else []
     return tuple({"type": "function", "function": _without_nulls(_function_of(tool))} for tool in listed)
 

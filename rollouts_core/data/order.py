@@ -39,7 +39,7 @@ def _order(sizes: tuple[int, ...], weights: tuple[float, ...], seed: int, epoch:
 
 
 def _taken(draws: Places, share: float) -> Places:
-    """Of so many draws, those from a source with this share; all of them where it is the last."""
+    """How many of so many draws come from a source with this share; all of them for the last source."""
     return np.floor(draws * share).astype(np.int64) if share < 1 else draws
 
 

@@ -57,7 +57,7 @@ class PromptTable(Sequence[Prompt]):
     def __init__(self, directories: Sequence[Path]) -> None:
         self._groups: list[_RowGroup] = []
         self._ends: list[int] = []
-        """Of each group, the place behind its last prompt."""
+        """For each group, the place behind its last prompt."""
         sizes, lengths, rows = [], [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         for directory in directories:
             shift = int(max((group.max() for group in rows if len(group)), default=-1)) + 1

@@ -29,7 +29,7 @@ class DataBuffer:
     epoch_id: int = 0
     sample_offset: int = 0
     sizes: tuple[int, ...] = ()
-    """Of the sources of a mixture, which follow one another in `prompts`."""
+    """Sizes of the sources of a mixture, which follow one another in `prompts`."""
     weights: tuple[float, ...] = ()
 
     def get_prompts(self, n: int) -> tuple[list[Prompt], "DataBuffer"]:

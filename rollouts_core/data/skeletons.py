@@ -54,7 +54,7 @@ def stand_in(number: int) -> str:
 
 
 def skeleton_of(text: str, spans: Sequence[tuple[int, int]]) -> Skeleton | None:
-    """Of a text of stand-ins; None where one was neither kept nor trimmed."""
+    """The skeleton of a text of stand-ins; None where one was neither kept nor trimmed."""
     literals, contents, begins = [], [], [0]
     for found in STAND_INS.finditer(text):
         if bool(found[1]) != bool(found[3]):
@@ -194,7 +194,7 @@ def _held(node: nodes.Node, names: _Names) -> Held:
 
 
 def _held_by_part(node: nodes.Getattr | nodes.Getitem, names: _Names) -> Held:
-    """Of a message, everything but its content is the same for all of a shape."""
+    """How the template reads a message: everything except its content is the same for all of a shape."""
     key, of = _key(node), _held(node.node, names)
     if key in ("previtem", "nextitem"):
         return "message"

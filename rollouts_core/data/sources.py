@@ -24,7 +24,7 @@ ANSWERS = ("completion", "text", "chosen", "rejected")
 SPLIT = ("prompt", *ANSWERS)
 """What stands for `messages`, each as text or as messages."""
 MAX_PROBLEMS = 20
-"""Of different kinds, that are told together; and faulty rows after which no further ones are read."""
+"""Most kinds of problems that are told together, and most faulty rows that are read."""
 FIRST_PLACES = 3
 
 
@@ -38,13 +38,13 @@ class Row:
     place: str
     """File and line for messages to people."""
     plain: tuple[str, str] = ("", "")
-    """Of plain text, what is given and what follows, which is learnt."""
+    """For plain text: what is given, and what follows and is learnt."""
     tools: tuple[Data, ...] = ()
     """What the assistant may call, as templates read it."""
     given: int = 0
     """How many first messages only ask: nothing of them is learnt."""
     rejected: "Row | None" = None
-    """Of a preference, which itself ends with the chosen answer: the same with the other one."""
+    """For a preference, which ends with the chosen answer: the same with the rejected answer."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _first_of(places: Sequence[str]) -> str:
 class RowShard:
     number: int
     count: int
-    """Of all its rows, good or not."""
+    """Number of all its rows, good or not."""
     rows: tuple[Row, ...]
     faulty: tuple[FaultyRow, ...]
 

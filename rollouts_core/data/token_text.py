@@ -30,7 +30,7 @@ def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 
 
 def _decoded_again(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """Of any tokenizer, with some tokens before each."""
+    """The texts of tokens of any tokenizer, decoded with some tokens before each."""
     pieces: list[str] = []
     begun = told = 0
     for end in range(1, len(tokens) + 1):

@@ -116,7 +116,7 @@ def to_pair(chosen: Example, rejected: Example) -> Pair:
 
 
 def directories_of(data: Path, role: str) -> list[Path]:
-    """Of a role's source, or of each source of its mixture."""
+    """The directories of a role's source, or of each source of its mixture."""
     mixed = sorted(data.glob(f"{role}-*"), key=lambda path: int(path.name.removeprefix(f"{role}-")))
     return mixed or [data / role]
 

@@ -48,7 +48,7 @@ def load_tokenizer(directory_or_name: str, revision: str | None = None, trust_re
 
 
 def _kind_of(directory: Path) -> Any:
-    """Of one that was made here, transformers' own class; to ask transformers which it is would import torch."""
+    """The class of a tokenizer that was made here. To ask transformers for it would import torch."""
     settings = directory / "tokenizer_config.json"
     if settings.is_file() and not (directory / "config.json").exists():
         told = json.loads(settings.read_text())

@@ -167,7 +167,7 @@ def _example(tools: Sequence[Data]) -> tuple[list[Message], ToolCall | None]:
 
 
 def _type_of(form: Any) -> str:
-    """Of a JSON schema, which may name several types, or none."""
+    """The type in a JSON schema, which may name several types, or none."""
     return str(form.get("type")) if isinstance(form, Mapping) else ""
 
 

@@ -38,9 +38,9 @@ class RunConfig:
     max_tokens: int | None = None
     """That the model may write, over all turns."""
     max_seconds: float = 600.0
-    """Of the whole episode; what is under way when they are over is ended."""
+    """Deadline of the whole episode; what is under way then is ended."""
     tool_seconds: float = 30.0
-    """Of one call."""
+    """Deadline of one call."""
     confirm: Callable[[ToolCall], Awaitable[bool]] | None = None
     """Asked about calls of tools that need it; without it they are refused."""
 

@@ -38,8 +38,8 @@ CALLS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "x86_64": (0xC000003E, 56, (57, 58, 101, 165, 250, 272, 298, 308, 321, 323, 425)),
     "aarch64": (0xC00000B7, 220, (117, 40, 219, 97, 241, 268, 280, 282, 425)),
 }
-"""Of each architecture its number, that of clone, and of fork, vfork (where there are), ptrace, mount, keyctl, unshare,
-perf_event_open, setns, bpf, userfaultfd and io_uring_setup."""
+"""For each architecture: its number, that of clone, and of fork, vfork (where there are), ptrace, mount, keyctl,
+unshare, perf_event_open, setns, bpf, userfaultfd and io_uring_setup."""
 TIMED_OUT = 124
 """Exit status, as of `timeout`."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime")
@@ -87,7 +87,7 @@ def awaited(inner: int, seconds: float) -> int:
 
 
 def version() -> int:
-    """Of Landlock here; below 1 where there is none."""
+    """The version of Landlock here; below 1 where there is none."""
     return int(libc.syscall(CREATE_RULESET, None, 0, 1))
 
 

@@ -37,7 +37,7 @@ class EvaluationJournal:
         return None if other else there
 
     def result(self, prompt: Prompt, number: int) -> Result | None:
-        """Of this very row."""
+        """The result of this row."""
         there = self._done.get((prompt.source_row, number))
         return there if there and _json(there.metadata) == _json(dict(prompt.metadata)) else None
 

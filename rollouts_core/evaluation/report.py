@@ -45,7 +45,7 @@ class EvaluationReport:
     pass_at: Mapping[str, Interval]
     """By k: the chance that one of k answers is correct."""
     components: Mapping[str, Interval]
-    """Of rewards, by name."""
+    """Parts of rewards, by name."""
     slices: Mapping[str, Mapping[str, "Slice"]]
     """By column, and by its values."""
     problems: tuple[str, ...]
@@ -126,7 +126,7 @@ def _mean(by_prompt: ByPrompt, value: Callable[[Result], float]) -> Interval:
 
 
 def _pass_at(by_prompt: ByPrompt, k: int) -> Interval:
-    """Of the prompts with as many answers; failed ones may have left some with fewer."""
+    """pass@k over the prompts with at least so many answers; failed answers may have left some with fewer."""
     enough = [results for results in by_prompt.values() if len(results) >= k]
     if not enough:
         raise BadInput(f"pass@{k}: no prompt has {k} scored answers")

@@ -51,7 +51,7 @@ class Result:
 
 
 def result_of(sample: Sample, number: int, error: str = "") -> Result:
-    """Of an answer that is there, scored or not."""
+    """The result of an answer, scored or not."""
     final = sample.trajectory.final if sample.trajectory else None
     return replace(
         failed_result(sample.prompt, number, error),
@@ -67,7 +67,7 @@ def result_of(sample: Sample, number: int, error: str = "") -> Result:
 
 
 def failed_result(prompt: Prompt, number: int, error: str) -> Result:
-    """Of an answer that never came."""
+    """The result of an answer that never came."""
     return Result(
         source_row=prompt.source_row,
         sample=number,
@@ -102,12 +102,12 @@ def write_results(results: Sequence[Result], directory: Path) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Of a `samples.jsonl`."""
+    """The results in a `samples.jsonl`."""
     return [result_from_line(line) for line in read_jsonl(path)]
 
 
 def result_from_line(line: Mapping[str, Any]) -> Result:
-    """Of a line of JSON that a result was written as."""
+    """The result in a line of JSON."""
     return Result(**{name: value for name, value in line.items() if name != "step"})
 
 

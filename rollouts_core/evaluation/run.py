@@ -48,9 +48,9 @@ class EvaluationSettings:
     max_tokens: int | None = None
     """That the model may write, over all turns of an episode."""
     max_seconds: float = 600.0
-    """Of one episode."""
+    """Deadline of one episode."""
     tool_seconds: float = 30.0
-    """Of one call."""
+    """Deadline of one call."""
 
 
 async def evaluate(
@@ -118,7 +118,7 @@ async def evaluate_prompts(
 
 
 def spoken_samples(prompt: Prompt, number: int, answer: Answer) -> list[Sample]:
-    """Of an episode with an endpoint that gives no tokens."""
+    """Samples of an episode with an endpoint that gives no tokens."""
     assert isinstance(answer, Episode), "an endpoint's answers are episodes"
     final = answer.trajectory.final
     return [

@@ -24,7 +24,7 @@ class EmbeddedEngine:
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
         self._wake: dict[str, anyio.Event] = {}
-        """Of those who wait for another's step."""
+        """Events of the requests that wait for another's step."""
         self._followed: set[str] = set()
         self._driver: str | None = None
 
@@ -67,7 +67,7 @@ class EmbeddedEngine:
         self._engine.update_weights_from_checkpoint(path, version)
 
     def checksum(self) -> str:
-        """Of the weights that it computes with."""
+        """A checksum of the weights that it computes with."""
         return self._engine.checksum()
 
     def wants_weights(self) -> bool:

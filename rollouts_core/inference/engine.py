@@ -54,7 +54,7 @@ class GenerationRequest:
     request_id: str
     prompt_tokens: tuple[int, ...]
     max_new_tokens: int
-    """Of the whole answer, `generated` included."""
+    """Length limit of the whole answer, with `generated`."""
     stop_token_ids: tuple[int, ...]
     temperature: float = 1.0
     """0 is greedy."""
@@ -93,11 +93,11 @@ class ModelLimits:
     """The context: prompt and answer together."""
     vocab_size: int
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the model's weights, by name: for servers the files' names, otherwise the model's."""
+    """Shapes of the model's weights, by name: for servers the files' names, otherwise the model's."""
     renamed: "Callable[[Weights], Weights]" = lambda weights: weights
     """From the model's names to those."""
     routers: "Routers | None" = None
-    """Of a mixture whose servers tell which experts tokens went through."""
+    """For a mixture whose servers tell which experts tokens went through."""
 
 
 class InferenceEngine(Protocol):
@@ -133,7 +133,7 @@ class InferenceEngine(Protocol):
 
     @property
     def sync_seconds(self) -> "Mapping[str, float]":
-        """Of the last update, by phase; `bring/<machine>` of what went to other machines."""
+        """Seconds of the last update, by phase; `bring/<machine>` of what went to other machines."""
 
     @property
     def sync_bytes(self) -> "Mapping[str, int]":
@@ -213,7 +213,7 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], limits: ModelLimits, ve
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of the safetensors of a model directory; reads their headers only."""
+    """Shapes in the safetensors of a model directory; reads only their headers."""
     from safetensors import safe_open
 
     found: dict[str, tuple[int, ...]] = {}

@@ -169,7 +169,7 @@ def bucket_bytes(weights: Weights) -> int:
 
 
 def whole_bytes(weights: Weights) -> int:
-    """Of these weights, taken to be float32."""
+    """Bytes of these weights as float32."""
     return 4 * sum(math.prod(shape) for shape in shapes_of(weights).values())
 
 

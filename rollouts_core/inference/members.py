@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 10.0
 """Before a replica that could not be given the weights is tried again."""
 SPEED_SHARE = 0.1
-"""Of the last request, in the average speed of a replica."""
+"""Weight of the last request in the average speed of a replica."""
 SESSIONS = 2**16
 """That are remembered; those that were not heard of for longest are forgotten."""
 UNSENT = -1

@@ -14,7 +14,7 @@ from rollouts_core.inference.engine import GenerationRequest, ModelLimits
 
 PROMPTS, LENGTH = 3, 8
 TOLERANCE = 0.2
-"""Of a log-probability."""
+"""Largest difference of a log-probability."""
 
 Said = Sequence[float]
 """Log-probabilities, one for each prompt."""
@@ -40,7 +40,7 @@ def outliers(said: Mapping[str, Said]) -> dict[str, float]:
 
 
 def _median(values: Sequence[float]) -> float:
-    """Of those that are numbers."""
+    """The median of those that are numbers."""
     return statistics.median([value for value in values if math.isfinite(value)] or [0.0])
 
 

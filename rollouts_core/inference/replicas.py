@@ -32,11 +32,11 @@ class EngineMachine:
 
     name: str
     port: int
-    """Of the loopback here; leads to its gate. 0: it can't be reached now."""
+    """A port of the loopback here that leads to its gate. 0: it can't be reached now."""
     memory: Path
     """There, for weights on their way."""
     address: str = ""
-    """Of the machine, on a network that it has with this one."""
+    """The machine's address on a network that it shares with this one."""
     reaches: tuple[str, ...] = ()
     """The names of machines that it passes weights on to."""
 

@@ -29,11 +29,11 @@ TOPK = (torch.topk, torch.Tensor.topk)
 
 
 class Routers(NamedTuple):
-    """Of the layers that have experts, which are alike."""
+    """The routers of the layers that have experts; these layers are alike."""
 
     by_layer: dict[int, Any]
     experts: int
-    """Of a layer."""
+    """Experts in a layer."""
     per_token: int
     model_layers: int
     """All of the model, with experts or without."""
@@ -60,7 +60,7 @@ class Routing:
     def __init__(self, routers: Routers) -> None:
         self.routers = routers
         self.logits_NX: dict[int, torch.Tensor] = {}
-        """Of the last pass, by layer."""
+        """Logits of the last pass, by layer."""
         self.chosen_NK: dict[int, torch.Tensor] = {}
         self.own_NK: dict[int, torch.Tensor] = {}
         """What they would have chosen by themselves, where choices were prescribed."""

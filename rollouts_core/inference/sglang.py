@@ -91,7 +91,7 @@ class SGLangEngine:
         self._http = JsonClient()
         self._timer = PhaseTimer()
         self._places: dict[str, tuple[Replica | None, str]] = {}
-        """Of each request under way: where, if that is known, and under which name."""
+        """For each request under way: where it is, if that is known, and under which name."""
         self._unwanted: set[str] = set()
         self._asked = 0
 
@@ -313,7 +313,7 @@ def read_completion(answer: Any, request: GenerationRequest, routers: Routers | 
 
 
 def _experts(meta: Any, request: GenerationRequest, made: int, routers: Routers) -> str:
-    """Of all tokens but the last. A request that was aborted may tell nothing."""
+    """The experts of all tokens except the last. A request that was aborted may tell nothing."""
     told = meta.get("routed_experts")
     if not told and meta["finish_reason"]["type"] == "abort":
         return ""

@@ -57,7 +57,7 @@ PREFILL_TOKENS = 16384
 MARGIN = 8
 """Tokens before a stop text that are decoded with it: some give no text of their own."""
 SHARE_OF_FREE = 1 / 3
-"""Of free memory that keys and values may take; the rest is the trainer's."""
+"""Share of the free memory that keys and values may take; the trainer has the rest."""
 
 
 class Decoder(Protocol):
@@ -95,7 +95,7 @@ class _Running:
 
     @property
     def most_columns(self) -> int:
-        """Of its row, when its answer is as long as it may be."""
+        """Columns of its row when its answer has the longest length."""
         return round_up(len(self.request.prompt_tokens) + self.request.max_new_tokens)
 
     @property
@@ -210,7 +210,7 @@ class TorchEngine:
                 self._free(row)
 
     def checksum(self) -> str:
-        """Of the weights that it computes with."""
+        """A checksum of the weights that it computes with."""
         return checksum_of(self._decoder.weights)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:

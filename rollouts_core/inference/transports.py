@@ -64,7 +64,7 @@ class WeightTransport(Protocol):
 
     @property
     def brought(self) -> "Mapping[str, Brought]":
-        """Of the last version, by the name of each other machine."""
+        """What was sent of the last version, by the name of each other machine."""
 
     async def aclose(self) -> None: ...
 
@@ -102,12 +102,12 @@ def buckets(weights: Weights, limit: int = BUCKET_BYTES) -> Iterator[dict[str, t
 
 
 def file_name(bucket: int) -> str:
-    """Of a bucket's safetensors, as transformers names the files of a model."""
+    """The name of a bucket's safetensors file, as transformers names the files of a model."""
     return f"model-{bucket:05d}.safetensors"
 
 
 def index_text(files: Mapping[str, str]) -> str:
-    """Of the file of each weight, as transformers writes it to `INDEX`."""
+    """The text of `INDEX`: the file of each weight, as transformers writes it."""
     return json.dumps({"weight_map": files})
 
 

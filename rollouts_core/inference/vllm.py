@@ -93,7 +93,7 @@ class VLLMEngine:
         self._open.set()
         self._asked = 0
         self._places: dict[str, tuple[Replica, str]] = {}
-        """Of each request under way: where, and under which name."""
+        """For each request under way: where it is, and under which name."""
         self._unwanted: set[str] = set()
         self._swaps: Counter[str] = Counter()
         """How often each replica, by address, was given weights."""

@@ -38,7 +38,7 @@ def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...
 
 
 def checksum_of(weights: "Mapping[str, torch.Tensor]") -> str:
-    """Of names, types and values, in the order of the names."""
+    """A checksum of names, types and values, in the order of the names."""
     import torch
 
     digest = hashlib.sha256()

@@ -131,7 +131,7 @@ def begin(directory: Path | None, told: Mapping[str, Any]) -> tuple[int, Path | 
 
 
 def digest_of(sequences: Iterable[Any]) -> str:
-    """Of tokens, so that a directory is gone on with over the same data."""
+    """A digest of tokens, so that a directory continues only with the same data."""
     digest = hashlib.sha256()
     for tokens in sequences:
         digest.update(np.asarray(tokens, np.int64).tobytes() + b"|")
@@ -139,7 +139,7 @@ def digest_of(sequences: Iterable[Any]) -> str:
 
 
 def model_digest(model: Any, weights: bool = False) -> str:
-    """Of a model's parameters: names and shapes, and of their `weights` where a reference is made of them."""
+    """A digest of a model's parameters: names and shapes, and of their `weights` where a reference is made of them."""
     digest = hashlib.sha256()
     for name, value in model.named_parameters():
         digest.update(f"{name} {tuple(value.shape)}".encode())

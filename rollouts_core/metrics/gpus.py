@@ -45,7 +45,7 @@ class _GPU:
     whole: Any
     """The GPU that a MIG slice is cut from; else the GPU itself."""
     _seen: int = 0
-    """Of the driver's samples, in its microseconds."""
+    """Time of the driver's last sample, in microseconds."""
     _energy: tuple[float, int] | None = None
     """When, in seconds, and how much, in millijoules."""
 
@@ -58,7 +58,7 @@ class _GPU:
         return None
 
     def power_w(self) -> float | None:
-        """Of the energy where the driver counts it; what is drawn now in the first call, and elsewhere."""
+        """From the energy where the driver counts it; in the first call, and elsewhere, the power that is drawn now."""
         with suppress(self.nvml.NVMLError):
             now, before = (time.monotonic(), self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.whole)), self._energy
             self._energy = now

@@ -24,7 +24,7 @@ class Curve:
     steps: Sequence[int]
     values: Sequence[float]
     other: bool = False
-    """Of the run that this one is compared with."""
+    """The curve of the run that this one is compared with."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ DEVICES = (
     ("GPU memory, GiB", {"the fullest GPU": "gpu/memory_gib"}),
     ("GPU power, W, and temperature, °C", {"power, mean": "gpu/power_w", "the hottest GPU": "gpu/temperature_c"}),
 )
-"""Of every training, where its metrics have them."""
+"""Charts of every training whose metrics have them."""
 
 
 def charts_of(results: Path, other: Path | None = None) -> list[Chart]:
-    """Of the metrics in a run's results, with the curves of another run's beside them."""
+    """Charts of the metrics in a run's results, with another run's curves beside them."""
     charts = []
     for training in ("sft", "dpo", "rl"):
         records = read_jsonl(results / f"{training}_metrics.jsonl")
@@ -108,13 +108,13 @@ def mean_phases(records: Records) -> dict[str, float]:
 
 
 def _parts(records: Records) -> list[tuple[str, Mapping[str, str], bool]]:
-    """Of what rewards are made of, where they have parts."""
+    """Charts of the parts of rewards."""
     parts = [name for name in records[-1] if name.startswith("rewards/") and name.endswith("/mean")]
     return [("RL: parts of the reward", {name.split("/")[1]: name for name in parts}, False)] if parts else []
 
 
 def _replicas(records: Records) -> list[Curve]:
-    """Of each replica that ever served; nothing while it was away."""
+    """A curve for each replica that ever served, with gaps while it was away."""
     steps = [record["step"] for record in records]
     return [Curve(name, steps, values) for name, values in rates(records).items()]
 

@@ -42,7 +42,7 @@ def name_of(point: str) -> str:
 
 
 def read_evaluations(results: Path, points: Sequence[str]) -> list[Evaluated]:
-    """Of a run's results directory; see `infra.results` for what lies there."""
+    """The evaluations in a run's results directory; see `infra.results` for its files."""
     reports = [_adapter.validate_python(json.loads((_folder(results) / f"{p}.json").read_text())) for p in points]
     return [Evaluated(point, name_of(point), report) for point, report in zip(points, reports, strict=True)]
 

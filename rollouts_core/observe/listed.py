@@ -49,7 +49,7 @@ def listed_runs(home: Path, outputs: Path, most: int | None = None) -> list[List
 
 
 def _stamp(results: Path) -> str:
-    """Of the metrics that are drawn; empty where there are none."""
+    """A stamp of the metrics that are drawn; empty where there are none."""
     for training in CURVES:
         path = results / f"{training}_metrics.jsonl"
         if path.is_file():

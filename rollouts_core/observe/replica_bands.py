@@ -21,7 +21,7 @@ class Cell:
     last: int
     """Steps."""
     share: float
-    """Of all the band's steps."""
+    """Share of all the band's steps."""
     tokens_per_second: float
     """Mean; 0 where the replica was away."""
     strength: float

@@ -110,7 +110,7 @@ def _embedded(data: Any) -> Markup:
 
 
 def _phases(results: Path) -> list[tuple[str, list[Share]]]:
-    """Of each training: where the time of a mean step went."""
+    """For each training: where the time of a mean step went."""
     found = {name: read_jsonl(results / f"{training}_metrics.jsonl") for training, name in TRAININGS.items()}
     bars = [(name, _shares(mean_phases(records))) for name, records in found.items() if records]
     return [(name, shares) for name, shares in bars if shares]
@@ -140,7 +140,7 @@ def _samples(by_point: Sequence[Records]) -> list[SampleRow]:
 
 
 def _first_answers(records: Records) -> Records:
-    """Of each prompt, where it has several."""
+    """The first answer to each prompt."""
     return [record for record in records if record["sample"] == 0]
 
 

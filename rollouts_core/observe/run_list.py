@@ -137,7 +137,7 @@ def _shared(objects: Objects, names: Collection[str]) -> Iterator[tuple[str, byt
 
 
 def _run_id(name: str) -> str:
-    """Of a directory's name here, or of a shared store's object."""
+    """The run's id in the name of a directory here, or of a shared store's object."""
     return name.removeprefix("runs/").removesuffix(".json")
 
 

@@ -71,7 +71,7 @@ _adapter, _several = TypeAdapter(RunRecord), TypeAdapter(list[RunRecord])
 
 
 def seconds_so_far(record: RunRecord) -> float:
-    """Of a run under way since its start: its record says only how long it had run at its last change."""
+    """Seconds since the start of a run under way: its record says only how long it had run at its last change."""
     if record.state != "Running":
         return record.seconds
     return (datetime.now(UTC) - datetime.fromisoformat(record.started_at)).total_seconds()

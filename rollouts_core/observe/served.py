@@ -8,6 +8,6 @@ PAGES = "ROLLOUTS_PAGES"
 
 
 def address_of(below: str) -> str | None:
-    """Of a file below the outputs directory; None where nobody serves it."""
+    """The address of a file below the outputs directory; None where nobody serves it."""
     address = os.environ.get(PAGES)
     return f"{address.rstrip('/')}/{quote(below)}" if address else None

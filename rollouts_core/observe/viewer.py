@@ -25,7 +25,7 @@ CHUNK_TOKENS = 40_000
 SHOWN = 1000
 """Log-probabilities are whole numbers of a thousandth."""
 LEVEL = 4
-"""Of gzip."""
+"""gzip's level."""
 PREVIEW = 160
 """Characters of prompt and answer that the list shows and the search reads."""
 ASSETS = ("viewer.js", "uPlot.iife.min.js")
@@ -49,7 +49,7 @@ class Viewer:
         self._directory, self._run_id = results / VIEWER, run_id
         self._columns: dict[str, list[Any]] = {name: [] for name in _summary({})}
         self._first: list[int] = []
-        """Of each chunk, the place of its first rollout."""
+        """For each chunk, the place of its first rollout."""
         self._chunk: list[Record] = []
         self._tokens = 0
 

@@ -50,7 +50,7 @@ def reward_model(settings: RewardModelSettings) -> OpenReward:
 
 
 Scorer = Callable[[Sequence[Sequence[Message]]], list[float]]
-"""Of conversations."""
+"""Scores conversations."""
 
 
 def load_scorer(settings: RewardModelSettings) -> Scorer:
@@ -59,7 +59,7 @@ def load_scorer(settings: RewardModelSettings) -> Scorer:
 
 
 def _opened(url: str) -> Callable[[], AbstractAsyncContextManager[GroupReward]]:
-    """Of a served model."""
+    """Opens the reward of a served model."""
 
     @asynccontextmanager
     async def open_served() -> AsyncIterator[GroupReward]:

@@ -32,7 +32,7 @@ logger = logging.getLogger("rollouts.rewards")
 @dataclass(frozen=True)
 class ScoringSettings:
     name: str = "given"
-    """Of the reward, for messages."""
+    """The reward's name, for messages."""
     seconds: float = 300.0
     """Deadline of one group."""
     on_failure: OnFailure = "stop"

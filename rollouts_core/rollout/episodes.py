@@ -43,7 +43,7 @@ class Episode:
     request_id: str
     trajectory: Trajectory
     half: Completion | None = None
-    """Of a turn under way."""
+    """The unfinished part of a turn."""
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -53,7 +53,7 @@ class Episode:
 
     @property
     def weight_versions(self) -> tuple[int, ...]:
-        """Of every token that the policy made."""
+        """Weight versions of every token that the policy made."""
         made = [version for turn in self.trajectory.final.sampled for version in turn.weight_versions]
         return (*made, *(self.half.weight_versions if self.half else ()))
 

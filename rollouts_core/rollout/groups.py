@@ -45,7 +45,7 @@ class Group:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of all tokens that are there."""
+        """The oldest weight version of all its tokens."""
         versions = [version for answer in self.answers if answer for version in answer.weight_versions]
         return min(versions, default=None)
 
@@ -95,7 +95,8 @@ def choose(outcomes: Mapping[int, Outcome], issued: int, wanted: int) -> Choice:
 
 
 def best_filled(outcomes: Sequence[Outcome], wanted: int) -> list[Outcome]:
-    """Of groups that are there, those with most samples that ended by themselves; then the longest waiting."""
+    """From the groups that are there, those with most samples that ended by themselves; then those that wait
+    longest."""
     order = sorted(range(len(outcomes)), key=lambda place: (-outcomes[place].filled, place))[:wanted]
     return [outcomes[place] for place in sorted(order)]
 

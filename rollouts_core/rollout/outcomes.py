@@ -36,7 +36,7 @@ class Counts:
     faults: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
-    """Of failed samples."""
+    """Causes of failed samples."""
     reward_seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ PARTS = "rollouts-*.jsonl"
 PACKED = ".xz"
 PART_BYTES = 8 * 2**20
 PRESET = 3
-"""Of xz: a window of 4 MiB, which holds several long answers."""
+"""xz's preset: a window of 4 MiB, which holds several long answers."""
 
 
 class RolloutRecord:

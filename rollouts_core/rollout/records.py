@@ -9,7 +9,7 @@ from rollouts_core.metrics.loggers import answer_record
 from rollouts_core.types import Message, Sample
 
 DECIMALS = 5
-"""Of log-probabilities and advantages: digits that nobody reads are most of what a long answer takes."""
+"""Decimals of log-probabilities and advantages: further digits would be most of the size of a long answer."""
 
 
 def sample_record(sample: Sample, advantages: Iterable[float], tokenizer: Any) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class GeneratedRollouts:
             self._making.cancel()
 
     def _rates(self) -> dict[str, float]:
-        """Of each replica, since they were counted last; what generates only now and then is counted while it does."""
+        """Tokens per second of each replica since the last count; where generation pauses, only its time counts."""
         since, self._counted = self._counted, time.monotonic()
         tokens = self._portal.call(self._engine.take_tokens)
         seconds = self._counted - since

@@ -29,7 +29,7 @@ from rollouts_core.types.episode import AgentState, Answered
 
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 COMPLETION_TOKENS = 16
-"""Of `/v1/completions` where the client names no number, as at OpenAI's."""
+"""Tokens of `/v1/completions` where the client gives no number, as OpenAI does."""
 
 
 def app_for(talker: Talker) -> FastAPI:

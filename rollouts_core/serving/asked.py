@@ -52,7 +52,7 @@ class Asked:
     messages: tuple[Message, ...] = ()
     tools: tuple[Data, ...] = ()
     prompts: tuple[str | tuple[int, ...], ...] = ()
-    """Of completions: texts or token ids."""
+    """For completions: texts or token ids."""
 
 
 def read_chat(body: Any, seed: int) -> Asked:

@@ -65,7 +65,7 @@ def _teacher_app(options: argparse.Namespace, device: str) -> FastAPI:
     reference = reference_model(partial(score, Policy(model, entropy=False).eval()))
 
     def log_probs(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of all tokens but the first of each."""
+        """Log-probabilities of all tokens except the first of each sequence."""
         examples = [Example(np.array(tokens, np.int32), np.ones(len(tokens), np.int32)) for tokens in sequences]
         return [values.tolist() for values in reference(examples, [_passes(examples)])]
 

@@ -21,7 +21,7 @@ class FoundPolicy:
     directory: Path
     """A Hugging Face model directory, tokenizer included."""
     config: PipelineConfig | None = None
-    """Of its run; None where that is not known."""
+    """The config of its run; None where that is not known."""
 
 
 def find_policy(store: Store, name: str) -> FoundPolicy:

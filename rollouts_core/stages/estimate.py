@@ -39,7 +39,7 @@ class Estimate:
     stage: str
     cached: bool
     parts: tuple[Part, ...] = ()
-    """Of the peak memory of its process; empty where it is not known."""
+    """Parts of the peak memory of its process; empty where they are not known."""
     tokens: int | None = None
     seconds: float | None = None
     basis: str = ""
@@ -51,7 +51,7 @@ class Estimate:
 
 
 def estimate(config: PipelineConfig, plan: Plan, store: Store) -> list[Estimate]:
-    """Of every stage, in the plan's order."""
+    """Estimates of every stage, in the plan's order."""
     rows = _rows(plan, store)
     try:
         size = size_of(config.model, plan.stages[0].external.get("model"), rows.get("vocab_size"))
@@ -147,7 +147,7 @@ def _rows(plan: Plan, store: Store) -> dict[str, int]:
 
 
 def _imported_bytes() -> int:
-    """Of a process that has done nothing but import what jobs do."""
+    """Memory of a process that has only imported what jobs import."""
     code = f"import {IMPORTS}\nprint(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return int(done.stdout) * 1024

@@ -42,7 +42,7 @@ from rollouts_core.types import Prompt, Sample
 TOLD = 50
 """How often progress is told of."""
 ROUND = 0
-"""Of the groups of an evaluation; those of training are counted from 1."""
+"""Round of an evaluation's groups; those of training are counted from 1."""
 
 
 def run(work: Work) -> dict[str, float]:

@@ -39,7 +39,7 @@ CONFIG_NAMES: Mapping[Kind, Mapping[str, str]] = {
 
 
 NAMED_FILES = 4
-"""Of code that has changed; the JSON of `rollouts plan` names all."""
+"""Most changed source files that are named; the JSON of `rollouts plan` names all."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Difference:
 
     cause: Cause
     name: str
-    """Of a field: its path in the config. Of an input or external: its role, with where it lies."""
+    """For a field: its path in the config. For an input or external: its role and where it is."""
     old: Any
     new: Any
 
@@ -73,11 +73,11 @@ class Explanation:
     nearest: str | None
     """The artifact that a stage to run was compared with."""
     because: tuple[Difference, ...]
-    """Of a stage to run."""
+    """Why a stage will run."""
     changed_code: tuple[str, ...]
-    """Of a cached one: the source files that are not what it was made with."""
+    """For a cached stage: source files that have changed since it was made."""
     machine: str = ""
-    """Of a cached one that is not here: where it was seen."""
+    """For a cached stage that is not here: where it was seen."""
 
     def lines(self) -> list[str]:
         """What is to be said of the state, a line each; often nothing."""

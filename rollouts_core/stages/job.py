@@ -79,7 +79,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def _help(directory: Path, ranks: Any) -> int:
-    """Of a rank other than 0."""
+    """The work of a rank other than 0."""
     try:
         help_rank_zero(ranks)
     except Exception as error:

@@ -17,7 +17,7 @@ from rollouts_core.stages.workload import mean_length
 CHUNK = 2**26 * FLOAT32
 """Bytes of the logits that exist at once in training (`training.policy`); three such chunks at the peak."""
 PREFILL_TOKENS = 16384
-"""Of `inference.torch_engine`."""
+"""As in `inference.torch_engine`."""
 RUNNING = 256
 TOKEN = 1000
 """Bytes that a tokenizer holds of a token: 45 MiB for 49,152 of them."""
@@ -28,12 +28,12 @@ class Part:
     name: str
     bytes: int
     field: str = ""
-    """Of the config, which makes it smaller."""
+    """The field of the config that makes it smaller."""
 
 
 def parts_of(stage: Stage, size: ModelSize, rows: Mapping[str, int], on_gpu: bool = False) -> list[Part]:
-    """Of one rank, the first, which generates as well. `rows`: what tokenization has counted. `on_gpu`: of the GPU's
-    memory alone."""
+    """Parts of the memory of the first rank, which also generates. `rows`: what tokenization has counted. `on_gpu`: of
+    the GPU's memory alone."""
     on_host = [] if on_gpu else [Part("the tokenizer", TOKEN * size.vocabulary)]
     return [*on_host, *_of_stage(stage, size, rows, on_gpu)]
 

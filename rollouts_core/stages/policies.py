@@ -17,7 +17,8 @@ def first_policy(work: Work, spec: DPOSpec | RLSpec | EvaluateSpec, tokenizer: A
 
 
 def trained_origin(work: Work, spec: SFTSpec | DPOSpec | RLSpec, tokenizer: Any) -> Origin:
-    """Of the weights that the stage trains, or adds its adapters to: RL's stay where RL began, whatever was added."""
+    """Origin of the weights that the stage trains, or adds its adapters to: RL's stay where RL began, whatever was
+    added."""
     adapters_go_on = isinstance(spec, RLSpec) and spec.start > 0 and spec.backend.lora is not None
     if "policy" in work.inputs and not adapters_go_on:
         return origin_in(work.inputs["policy"] / "policy", dtype_of(spec))
@@ -25,14 +26,14 @@ def trained_origin(work: Work, spec: SFTSpec | DPOSpec | RLSpec, tokenizer: Any)
 
 
 def beginning_origin(work: Work, spec: SFTSpec | DPOSpec | RLSpec, tokenizer: Any) -> Origin:
-    """Of the policy that RL began with; without one the config's model."""
+    """Origin of the policy that RL began with; without one, of the config's model."""
     if "reference" in work.inputs:
         return origin_in(work.inputs["reference"] / "policy", dtype_of(spec))
     return model_origin(work, spec, tokenizer)
 
 
 def model_origin(work: Work, spec: SFTSpec | DPOSpec | RLSpec | EvaluateSpec, tokenizer: Any) -> Origin:
-    """Of the config's model, before any stage."""
+    """Origin of the config's model, before any stage."""
     model = spec.model
     assert model is not None, "the planner names the model where no artifact holds the policy"
     if isinstance(model, ScratchModel):
@@ -47,5 +48,5 @@ def start(work: Work, origin: Origin) -> Any:
 
 
 def dtype_of(spec: SFTSpec | DPOSpec | RLSpec) -> Dtype:
-    """Of the weights that are computed with."""
+    """The type of the weights that are computed with."""
     return spec.model.dtype if isinstance(spec, SFTSpec) else spec.dtype

@@ -65,7 +65,8 @@ class SourcePreview:
 
 
 def preview(stage: Stage, store: Store, rows: int, examples: int) -> list[SourcePreview]:
-    """Of the first `rows` rows of each source, `examples` token by token. Raises `BadInput` as reading them does."""
+    """A preview of the first `rows` rows of each source, `examples` token by token. Raises `BadInput` as reading them
+    does."""
     spec = stage.spec
     assert isinstance(spec, TokenizeSpec), "the plan's tokenize stage"
     read = {role: list(islice(_rows(stage, role, source), rows + 1)) for role, source in spec.sources.items()}

@@ -41,13 +41,13 @@ class Group:
     node: int = 0
     """This machine's number; rank 0 is on number 0."""
     address: str = "127.0.0.1"
-    """Of machine 0, as the others reach it."""
+    """Address of machine 0, as the others reach it."""
     port: int = 0
     """Where they meet; 0: any, for a machine alone."""
 
 
 def group_of(spec: Mapping[str, Any], stages: Sequence[Stage]) -> Group:
-    """Of a job's spec, which names a group where there are several machines."""
+    """The group in a job's spec; there is one where there are several machines."""
     if "group" in spec:
         return Group(**{**spec["group"], "address": os.environ.get(ADDRESS, spec["group"]["address"])})
     return Group(max(map(processes_of, stages)))

@@ -29,11 +29,11 @@ class ModelSize:
     keys: int
     """All key heads together; values have as many."""
     bytes_each: int
-    """Of a weight."""
+    """Bytes of a weight."""
     experts: int = 1
     """In each layer; `intermediate` is the width of those that a token goes through, together."""
     chosen: int = 0
-    """Of a mixture: experts that a token goes through."""
+    """For a mixture: how many experts a token goes through."""
 
     @property
     def weights(self) -> int:
@@ -70,7 +70,7 @@ class ModelSize:
 
     @property
     def _outside(self) -> int:
-        """Of embeddings and a head of its own."""
+        """Weights of the embeddings, and of the head where it has its own."""
         return 2 * self.vocabulary * self.hidden
 
     def share(self, tensor: int) -> "ModelSize":
@@ -85,11 +85,11 @@ class ModelSize:
 
     @property
     def in_layers(self) -> int:
-        """Of the layers' matrices."""
+        """Weights of the layers' matrices."""
         return sum(entering * leaving for entering, leaving in self._linear.values()) * self.layers
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
-        """Of adapters of this rank to the linear layers with these names; none: all of them."""
+        """Weights of adapters of this rank to the linear layers with these names; none: to all."""
         chosen = [shape for name, shape in self._linear.items() if not targets or name in targets]
         return sum(rank * (entering + leaving) for entering, leaving in chosen) * self.layers
 
@@ -123,7 +123,7 @@ def size_of(model: ScratchModel | PretrainedModel, external: External | None, vo
 
 
 def size_in(directory: Path, dtype: str) -> ModelSize:
-    """Of a model directory, computed with in `dtype`."""
+    """The size of the model in a directory, computed in `dtype`."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
     shapes: dict[str, tuple[int, ...]] = {}
     for file in directory.glob("*.safetensors"):

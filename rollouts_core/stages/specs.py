@@ -53,7 +53,7 @@ class SFTSpec:
     seed: int
     max_length: int
     weights: tuple[float, ...]
-    """Of the sources of a mixture; empty without one."""
+    """Weights of the sources of a mixture; empty without one."""
 
 
 @part
@@ -65,7 +65,7 @@ class DPOSpec:
     dtype: Dtype
     max_length: int
     weights: tuple[float, ...]
-    """Of the sources of a mixture; empty without one."""
+    """Weights of the sources of a mixture; empty without one."""
 
 
 @part
@@ -86,7 +86,7 @@ class RLSpec:
     dtype: Dtype
     max_length: int
     weights: tuple[float, ...]
-    """Of the sources of a mixture; empty without one."""
+    """Weights of the sources of a mixture; empty without one."""
 
 
 @part

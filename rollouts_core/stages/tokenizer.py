@@ -60,7 +60,7 @@ def _new_tokenizer(work: Work, spec: TokenizeSpec) -> Any:
 
 
 def _texts(work: Work, spec: TokenizeSpec, faulty: list[FaultyRow], problems: list[str]) -> Iterator[str]:
-    """Of every row; what is wrong with rows and sources is noted, so that all of it is told together."""
+    """The texts of every row. Problems of rows and sources are noted, so that all are told together."""
     for role, source in spec.sources.items():
         learnt = role.startswith(LEARNT_FROM)
         if not learnt and not faulty and not problems:

@@ -76,7 +76,7 @@ class TokenScores(NamedTuple):
 
     logprobs_M: torch.Tensor
     entropy_M: torch.Tensor | None = None
-    """Of the distribution that the token was drawn from; None where the policy computes none."""
+    """Entropy of the distribution that the token was drawn from; None where the policy computes none."""
     values_M: torch.Tensor | None = None
     """The critic's, of the state before the token; None without a critic."""
 

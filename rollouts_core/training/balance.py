@@ -32,7 +32,7 @@ def balance_of(model: Any, wanted: bool) -> "Balance | None":
 
 
 class Balance:
-    """Of one model's experts, over the passes of an optimizer step."""
+    """Balances the experts of one model over the passes of an optimizer step."""
 
     def __init__(self, model: Any, routers: Routers, wanted: bool) -> None:
         """`wanted`: keep them even. Raises `BadInput` for a family that was trained in neither way."""
@@ -50,7 +50,7 @@ class Balance:
         self._names = [f"{names[router]}.{BIAS}" for router in routers.by_layer.values()]
         self._loads_LX: torch.Tensor | None = None
         self._changed: list[torch.Tensor] = []
-        """Of each layer and pass where choices were prescribed: how many differ from the routers' own, of how many."""
+        """For each layer and pass with prescribed choices: how many differ from the routers' own, and of how many."""
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:

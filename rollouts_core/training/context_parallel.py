@@ -36,7 +36,7 @@ class Context:
         return max(0, min(length, tokens - self.rank * length))
 
     def mine(self, places_M: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of places in a row of `tokens`: the indices of those in this rank's part, and where in it they are."""
+        """From places in a row of `tokens`: the indices of those in this rank's part, and where in it they are."""
         length = -(-tokens // self.size)
         indices = ((places_M >= self.rank * length) & (places_M < (self.rank + 1) * length)).nonzero()[:, 0]
         return indices, places_M[indices] - self.rank * length

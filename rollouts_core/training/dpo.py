@@ -26,7 +26,7 @@ class DPOTrainingConfig:
     seed: int
     tokens_per_pass: int = 16384
     weights: tuple[float, ...] = ()
-    """Of the sources of a mixture."""
+    """Weights of the sources of a mixture."""
 
 
 def pairs_used(sizes: Sequence[int], config: DPOTrainingConfig) -> list[int]:

@@ -13,7 +13,7 @@ from rollouts_core.data.tokenized import Floats
 from rollouts_core.types import Sample
 
 Episodes = Sequence[Sequence[int]]
-"""Of each episode, its samples by their places."""
+"""For each episode, its samples by their places."""
 
 
 def episodes_of(samples: Sequence[Sample]) -> list[list[int]]:

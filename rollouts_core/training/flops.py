@@ -20,7 +20,7 @@ from rollouts_core.training.packed import Span
 GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12}
 """Dense bfloat16 operations a second, from the makers' data sheets."""
 MATRIX, TURNS = 2048, 3
-"""Of the product that a CPU is measured with, and how often."""
+"""Size of the matrix product that a CPU is measured with, and how often it is repeated."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class ModelFlops:
     """Operations of a forward and a backward pass."""
 
     per_token: float
-    """Of the layers' matrices."""
+    """Operations of the layers' matrices for a token."""
     per_learnt: float
-    """Of the head."""
+    """Operations of the head for a learnt token."""
     per_pair: float
-    """Of attention, for each query and key that it sees."""
+    """Operations of attention for each query and a key that it sees."""
 
     def of(self, spans: Sequence[Span], learnt: int) -> float:
-        """Of one pass. A query sees the keys before it and its own; windows are not taken off."""
+        """Operations of one pass. A query sees the keys before it and its own; windows are not taken off."""
         tokens = sum(span.queries for span in spans)
         pairs = sum(
             span.queries * (span.keys - span.queries) + span.queries * (span.queries + 1) // 2 for span in spans

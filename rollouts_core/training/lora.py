@@ -19,7 +19,7 @@ from rollouts_core.training.checkpoint import whole
 
 ADAPTER = "default"
 SEED = 0
-"""Of the adapters' random half; the other half is zero, so an adapter begins as nothing."""
+"""Seed of the adapters' random half. The other half is zero, so an adapter changes nothing at first."""
 
 
 def add_adapters(model: Any, config: LoRAConfig) -> None:
@@ -69,7 +69,7 @@ def drawn_adapters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def weight_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Of the model's weights by its own names, adapters merged."""
+    """Shapes of the model's weights by its own names, with adapters merged."""
     return {name: tuple(value.shape) for name, value in stored(model).items()}
 
 

@@ -38,7 +38,7 @@ def create_model(model: ScratchModel, tokenizer: Any, max_length: int, seed: int
 
 
 def scratch_config(model: ScratchModel, tokenizer: Any, max_length: int) -> Any:
-    """Of transformers."""
+    """transformers' config."""
     return AutoConfig.for_model(
         model.architecture,
         vocab_size=len(tokenizer),

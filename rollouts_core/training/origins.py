@@ -40,7 +40,7 @@ class Origin:
     config: dict[str, Any]
     dtype: Dtype
     name: str | None = None
-    """Of files: a directory, or a repository of the hub."""
+    """Where files are: a directory, or a repository of the hub."""
     revision: str | None = None
     trust_remote_code: bool = False
     seed: int | None = None
@@ -120,7 +120,7 @@ def _directory(name: str, revision: str | None) -> Path:
 
 
 def _fingerprint(directory: Path) -> int:
-    """Of the weights' files: names, sizes and some bytes of each."""
+    """A fingerprint of the weights' files: names, sizes and some bytes of each."""
     digest = hashlib.sha256()
     for file in sorted(directory.glob("*.safetensors")):
         size = file.stat().st_size

@@ -162,7 +162,7 @@ class _Padded:
 def _mix(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention: Attention, scores: Scores
 ) -> torch.Tensor:
-    """Of the one row."""
+    """Mixes the one row."""
     query_NHD, key_NKD, value_NKD = (whole[0].transpose(0, 1) for whole in (query, key, value))
     return attention(query_NHD, key_NKD, value_NKD, scores).transpose(0, 1)[None]
 

@@ -14,7 +14,7 @@ Numbers = Mapping[str, float | torch.Tensor]
 
 
 class PendingMetrics:
-    """Of one pass. Fits `TrainFuture`."""
+    """Metrics of one pass. Fits `TrainFuture`."""
 
     def __init__(self, numbers: Numbers) -> None:
         self.numbers: Numbers = {

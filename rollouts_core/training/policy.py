@@ -80,7 +80,7 @@ class Policy(nn.Module):
         return TokenScores(logprobs_M, *others)
 
     def _scores(self, batch: TrainBatch, source_M: torch.Tensor, targets_M: torch.Tensor) -> TokenScores:
-        """Of tokens behind `source_M`, which are places of what this rank computes."""
+        """Scores of the tokens behind `source_M`, which are places in what this rank computes."""
         head, context = head_of(self.model), self._layout.context
         attention = attention_over(batch.spans, batch.tokens_N.device, head.weight_VE.dtype)
         tokens_N, positions_N = batch.tokens_N, batch.positions_N

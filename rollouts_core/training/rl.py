@@ -67,7 +67,7 @@ class RLStep:
     samples: Sequence[Sample]
     metrics: Metrics
     advantages: Sequence[Floats]
-    """Of each sample, one for each learnt token."""
+    """Advantages of each sample, one for each learnt token."""
 
 
 def run_rl_training(

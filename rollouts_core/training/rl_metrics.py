@@ -36,7 +36,7 @@ def reward_of(sample: Sample) -> float:
 
 
 def _component_metrics(answers: Sequence[Sample]) -> Metrics:
-    """Of what rewards are made of; of answers that have it."""
+    """Metrics of the parts of rewards, over the answers that have them."""
     values: dict[str, list[float]] = {}
     for answer in answers:
         for name, value in answer.rewards.items():

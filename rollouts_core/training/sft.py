@@ -24,7 +24,7 @@ class SFTTrainingConfig:
     seed: int
     tokens_per_pass: int = 16384
     weights: tuple[float, ...] = ()
-    """Of the sources of a mixture."""
+    """Weights of the sources of a mixture."""
 
 
 def run_sft_training(

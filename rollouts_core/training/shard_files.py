@@ -39,7 +39,7 @@ class Shard(NamedTuple):
     own: torch.Tensor
     starts: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
 
 
 def block_of(value: torch.Tensor) -> Block:

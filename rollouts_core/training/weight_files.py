@@ -167,7 +167,7 @@ def opened(path: Path) -> Any:
 
 
 def shape_in(file: Any, name: str) -> tuple[int, ...]:
-    """Of a tensor in an open file."""
+    """Shape of a tensor in an open file."""
     return tuple(file.get_slice(name).get_shape())
 
 

@@ -83,7 +83,7 @@ class AgentState:
     turn_idx: int = 0
     """Answers so far."""
     pending_tool_calls: tuple[ToolCall, ...] = ()
-    """Of the last answer, not carried out yet."""
+    """Calls of the last answer that were not carried out yet."""
     usage: Usage = Usage()
     sampled: tuple[Sampled, ...] = ()
     """Every turn's tokens, where an engine of ours answers."""

@@ -43,6 +43,6 @@ class Message:
     reasoning: str = ""
     """What the assistant thought before its content, where a template keeps the two apart."""
     name: str = ""
-    """Of a tool's result: the tool."""
+    """For a tool's result: the tool."""
     tool_call_id: str = ""
-    """Of a tool's result: the call that it answers."""
+    """For a tool's result: the call that it answers."""

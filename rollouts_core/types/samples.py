@@ -61,7 +61,7 @@ class Sample:
     episode: int = 0
     """Which of its group's answers it is. An answer whose earlier turns are rendered anew is several samples."""
     trajectory: Trajectory | None = None
-    """Of an answer in an environment."""
+    """The episode, for an answer in an environment."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """What the reward was made of, by name."""
     turn_rewards: tuple[float, ...] = ()

@@ -145,7 +145,7 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def _call(block: Mapping[str, Any]) -> ToolCall:
-    """Of a streamed block, whose input is written bit by bit, or of a whole one."""
+    """The call in a streamed block, whose input comes in pieces, or in a whole block."""
     if block.get("written"):
         return call_of(text_of(block["name"]), text_of(block["written"]), text_of(block["id"]))
     return ToolCall(text_of(block["name"]), dict(block["input"]), text_of(block["id"]))

@@ -144,5 +144,5 @@ def asked_to_wait(headers: Mapping[str, str]) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Of a duration as `6m0s` or `250ms`."""
+    """Seconds of a duration such as `6m0s` or `250ms`."""
     return sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))

@@ -43,7 +43,7 @@ class EngineEndpoint:
     max_length: int
     """The context, in tokens."""
     name: str
-    """Of the episode; no two under way have the same."""
+    """Name of the episode; no two at a time have the same."""
     seed: int
     """Every draw of the episode follows from it."""
     temperature: float = 1.0

@@ -25,7 +25,7 @@ async def openai_endpoint(service: Service) -> AsyncIterator["OpenAIEndpoint"]:
 async def completions_endpoint(
     service: Service, render: Callable[[AgentState], str]
 ) -> AsyncIterator["CompletionsEndpoint"]:
-    """Of a model without chat: `render` makes the text that it goes on from."""
+    """For a model without chat: `render` makes the text that the model continues."""
     async with connected(service, _headers(service)) as client:
         yield CompletionsEndpoint(client, render)
 

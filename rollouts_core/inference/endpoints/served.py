@@ -42,7 +42,7 @@ def is_served(url: str) -> bool:
 
 
 def addresses_of(url: str) -> Addresses:
-    """Of a service. Raises `BadInput` for a served model that this run does not have."""
+    """The addresses of a service. Raises `BadInput` for a served model that this run does not have."""
     if not is_served(url):
         return _Fixed(url)
     name, _, path = url.removeprefix(SCHEME).partition("/")

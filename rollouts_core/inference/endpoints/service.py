@@ -36,7 +36,7 @@ class Service:
     max_concurrent: int = 64
     tries: int = 5
     answer_seconds: float = 300.0
-    """Of one try."""
+    """Deadline of one try, in seconds."""
     prices: Prices = Prices()
     budget: float | None = None
     """What all requests together may cost; those under way when it is reached are let finish."""
