@@ -72,7 +72,7 @@ def read_configs(folder: Path, store: str | None) -> dict[str, PipelineConfig]:
 
 
 def deployments_of(configs: Mapping[str, PipelineConfig], folder: Path) -> list[Deployment]:
-    """As prefect.yaml tells them; `folder` is where their runs work."""
+    """The deployments, as prefect.yaml describes them. `folder`: the working directory of their runs."""
     store = to_data(next(iter(configs.values())))["store"]
     return [
         *(

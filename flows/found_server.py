@@ -22,7 +22,7 @@ TRIES, LOOKED_AT = 20, 0.05
 class UpServer:
     api: str
     pages: str
-    """Where the outputs directory is served."""
+    """The address where the outputs directory is served."""
     outputs: str
 
 
@@ -55,7 +55,7 @@ def find_server() -> UpServer | None:
 
 
 def prefect_home() -> Path:
-    """As Prefect finds it, without importing it."""
+    """Prefect's home, found as Prefect does, without importing it."""
     return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
 
 

@@ -85,7 +85,7 @@ def _introduce(talkers: list[Talker], console: Console) -> None:
 
 
 def _questions(given: list[str], console: Console) -> Iterator[str]:
-    """Those given, or those typed, or the lines of standard input."""
+    """The questions that were given or typed, or the lines of standard input."""
     if given:
         yield from given
         return

@@ -41,7 +41,7 @@ class TemporaryServer:
     """Its supervisor."""
     log: Path
     is_first: bool
-    """It makes Prefect's database, which takes a while."""
+    """Whether it makes Prefect's database, which takes a while."""
 
     def wait(self) -> None:
         """Until it can be used. Raises `RolloutsError` when it has ended."""
@@ -49,7 +49,7 @@ class TemporaryServer:
 
 
 def start_server() -> TemporaryServer:
-    """It is stopped at the interpreter's end, after Prefect has sent it the last of its logs and events."""
+    """Start it. It is stopped when the interpreter ends, after Prefect has sent its last logs and events."""
     home, port = prefect_home(), free_port()
     home.mkdir(parents=True, exist_ok=True)
     is_first = not (home / "prefect.db").exists()

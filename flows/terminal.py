@@ -20,7 +20,7 @@ MARKS = {"Completed": "[green]âœ“[/]", "Cached": "[blue]=[/]", "Failed": "[red]â
 SHOWN_METRICS = ("loss", "reward", "entropy", "completions/mean_length")
 TRAINING = ("sft", "dpo", "rl-1")
 PLAIN_SECONDS = 10.0
-"""Where there is no screen, progress is a line this often."""
+"""Seconds between lines of progress where there is no screen."""
 
 
 @contextmanager

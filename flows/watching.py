@@ -30,7 +30,7 @@ from rollouts_core.observe.run_records import RunRecord, seconds_so_far
 
 LOOK_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
-"""Where there is no screen, what is new is a line this often."""
+"""Seconds between lines of news where there is no screen."""
 BEYOND = 2**40
 CURVES = {
     "sft": ("loss", "grad_norm"),
@@ -57,7 +57,7 @@ class _Seen:
     records: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
     replicas: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
-    """By machine and job that tell of them."""
+    """Replicas, by the machine and job that report them."""
     last: dict[str, float] = field(default_factory=dict)
     """All metrics of the last step."""
 
@@ -135,7 +135,8 @@ def _page(record: RunRecord, seen: _Seen) -> Group:
 
 
 def _serving(seen: _Seen) -> list[dict[str, Any]]:
-    """As the trainer knows them: what leads to other machines tells of theirs, and so do these machines' own jobs."""
+    """The replicas as the trainer knows them. The pool reports those of other machines, and so do these machines' own
+    jobs."""
     told = [replica for replicas in seen.replicas.values() for replica in replicas]
     return [replica for replica in told if "machine" in replica] or told
 

@@ -45,7 +45,7 @@ class Endings:
             raise RolloutsError(f"{name} is not started: its run is ending")
 
     def forget(self, name: str) -> None:
-        """It has ended."""
+        """Forget what has ended."""
         self._ends.pop(name, None)
 
     def end_all(self) -> None:

@@ -80,11 +80,11 @@ class EngineError(RolloutsError):
 
 
 class EngineUnavailable(EngineError):
-    """It is away, or broke off: the same request may succeed later, or elsewhere."""
+    """The engine is away, or an answer broke off. The same request may succeed later, or elsewhere."""
 
 
 class EngineRefused(EngineError):
-    """It does not take the request, and never will."""
+    """The engine refuses the request. To try again does not help."""
 
 
 class MalformedAnswer(EngineError):

@@ -38,7 +38,7 @@ def serve(config: EngineConfig, segments: Sequence[Stage], machine: MachineSessi
 
 @contextmanager
 def serve_evaluation(config: EngineConfig | None, points: Sequence[Stage], machine: MachineSession) -> Iterator[None]:
-    """Where evaluation has servers of its own."""
+    """Start the servers of the evaluation, if it has its own."""
     if config is None or not config.has_servers or not points:
         yield
         return

@@ -46,7 +46,7 @@ class Remote:
         """`patience`: seconds that a host may not answer. Does not connect yet."""
         self.name, self.host = name, host
         self.work = ""
-        """Where it keeps things: an absolute path, known once it has answered."""
+        """Its work directory: an absolute path, known once it has answered."""
         self._patience = patience
         self._connection: Connection | None = None
         self._channel: paramiko.Channel | None = None

@@ -171,7 +171,7 @@ def start_array(
 
 
 def checksums(work: Path, job: str) -> list[dict[str, Any]]:
-    """As `checksums_here`, asked for on the node where the job is."""
+    """The same as `checksums_here`, on the node where the job is."""
     keeper = allocated.keeper_of(work / "store" / "jobs" / _name(job))
     if keeper is None:
         return checksums_here(work / "store" / "jobs", job)
@@ -320,7 +320,7 @@ def drain(work: Path, who: str, undo: bool) -> list[dict[str, Any]]:
 
 
 def drained(work: Path) -> dict[str, Any] | None:
-    """By whom, and since when; None where it is not."""
+    """Who has drained the machine, and since when; None where nobody has."""
     try:
         found: dict[str, Any] = json.loads((work / DRAINED).read_text())
     except (OSError, ValueError):

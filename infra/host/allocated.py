@@ -148,7 +148,7 @@ def _expected(start: str) -> str:
 
 
 def _now(root: Path) -> float:
-    """By the clock of whoever keeps the files, which gives them their times."""
+    """The time, by the clock of the file system, which also dates files."""
     os.utime(root / "lock")
     return (root / "lock").stat().st_mtime
 

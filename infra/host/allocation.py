@@ -54,9 +54,9 @@ SERVERS = "serve-"
 """How the jobs of servers are called, which have nothing to keep and do not leave by themselves."""
 PR_SET_CHILD_SUBREAPER = 36
 ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
-"""As `rollouts_core.stages.ranks` reads it."""
+"""The variable that `rollouts_core.stages.ranks` reads."""
 LOCAL_DISK = "ROLLOUTS_LOCAL_DISK"
-"""As `rollouts_core.stages.workspace` reads it."""
+"""The variable that `rollouts_core.stages.workspace` reads."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ def _look_at_directory(agent: Agent) -> None:
 
 
 def _is_wanted(agent: Agent) -> bool:
-    """By a job or a run; the agent of node 0 decides for all."""
+    """Whether a job or a run still wants the allocation. The agent of node 0 decides for all."""
     if agent.kept:
         agent.heard = time.monotonic()
     patience = IDLE_SECONDS if agent.had_jobs else FIRST_SECONDS

@@ -97,7 +97,7 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
 
 
 def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
-    """As `allocated.living`."""
+    """The same as `allocated.living`."""
     if not root.exists():
         return []
     with alone(root):
@@ -105,7 +105,7 @@ def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
 
 
 def _joinable(there: Sequence[dict[str, Any]], ask: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of the same jobs, where one of them runs or would be as good. Otherwise, what a run that has ended has left
+    """Allocations of the same jobs that run or would do as well. Otherwise, what a run that has ended has left
     of another shape is given back. Raises `slurm.Away`."""
     shared = [found for found in there if set(found["jobs"]) & set(ask["jobs"])]
     fitting = [found for found in shared if found["running"] or found["asked"] == _asked(ask["slurm"])]
@@ -214,7 +214,7 @@ def _asked(asked: Mapping[str, Any]) -> str:
 
 
 def _places(asked: Mapping[str, Any], log: str, directory: str) -> list[str]:
-    """Where a node writes what its agent prints, and begins."""
+    """The files where a node writes what its agent prints, and begins."""
     if asked["mount"]:
         return ["--output=/dev/null", "--chdir=/"]
     return [f"--output={log}/log", f"--chdir={directory}"]

@@ -54,8 +54,8 @@ def cluster(
 
 
 def quotas(work: Path) -> list[dict[str, Any]]:
-    """Those that the login node tells of: by `lfs quota` of Lustre for the file system of `work`, and by `quota` for
-    others; `used` and `limit` in bytes."""
+    """The quotas that the login node reports: by `lfs quota` of Lustre for the file system of `work`, and by `quota`
+    for others; `used` and `limit` in bytes."""
     user = getpass.getuser()
     rows = [*_printed(["lfs", "quota", "-q", "-u", user, str(work)]), *_printed(["quota", "-w", "-p"])]
     found = []

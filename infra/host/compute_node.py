@@ -29,7 +29,7 @@ def own_command() -> list[str]:
 
 
 def _address(node: str) -> str:
-    """By which other nodes reach it."""
+    """The address by which other nodes reach it."""
     try:
         done = subprocess.run(
             ["scontrol", "-o", "show", "node", node], capture_output=True, text=True, timeout=slurm.DEADLINE

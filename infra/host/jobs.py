@@ -69,7 +69,7 @@ def prepare(jobs: Path, job: Mapping[str, Any]) -> None:
 
 
 def start_again(jobs: Path, name: str, runner: list[str], environment: Mapping[str, str]) -> None:
-    """As `start`, of a job as its directory describes it."""
+    """The same as `start`, for a job as its directory describes it."""
     with _starting(jobs / name) as starting:
         if (jobs / name / "cancel").exists():
             raise JobError(f"job {name} was cancelled before it started again")

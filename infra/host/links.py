@@ -47,7 +47,7 @@ class Linked:
 
 
 def machines_in(file: Path) -> set[Machine]:
-    """Those that a job is told of; none before it is."""
+    """The machines that a job was told of; none before that."""
     try:
         return {Machine(**entry) for entry in json.loads(file.read_text())}
     except FileNotFoundError:

@@ -46,7 +46,7 @@ class Link:
     asked: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
     def replicas(self) -> list[dict[str, Any]]:
-        """As the trainer is told of them: none can be reached while there is no connection."""
+        """The replicas as the trainer is told: without a connection none can be reached."""
         found = []
         for entry in self.told.get("replicas", []):
             door = self.doors.get((entry["name"], entry["starts"]))

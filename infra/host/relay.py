@@ -67,7 +67,7 @@ class Onward:
         self._there: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._lost: dict[str, str] = {}
         self._now: list[str] = []
-        """Those that the message under way goes to."""
+        """The machines that the current message goes to."""
 
     async def say(self, asked: Mapping[str, Any]) -> None:
         """Pass a message on; its bytes, if it has some, are to follow."""

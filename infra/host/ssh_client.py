@@ -40,10 +40,10 @@ def client_command(
 
 
 def server_name(host: str, port: int) -> str:
-    """As known-hosts files write it."""
+    """The server's name as known-hosts files write it."""
     return host if port == 22 else f"[{host}]:{port}"
 
 
 def kept(text: str) -> str:
-    """As it is behind the client's replacement of %h and the like."""
+    """The text, escaped so that the client does not replace %h and the like."""
     return text.replace("%", "%%")

@@ -20,7 +20,7 @@ STEP_SECONDS = 12.0
 STEPS_SECONDS = 24.0
 """After a restart, Slurm's controller refuses steps for some seconds."""
 GONE = re.compile("invalid job id|completing or completed|revoked|expired|not running", re.IGNORECASE)
-"""Said of a step whose allocation ends."""
+"""What Slurm says about a step whose allocation ends."""
 LENGTH = struct.Struct(">I")
 
 

@@ -28,7 +28,7 @@ END_SECONDS = 15.0
 UNDECIDED = ("running", "unreachable")
 LAST_LINES = 15
 PORTS = range(20000, 32000)
-"""Below those that systems give to outgoing connections."""
+"""Ports below those that systems use for outgoing connections."""
 
 
 def meeting(first: SSHMachine, peers: Sequence[SSHMachine], processes: int) -> dict[str, object]:
@@ -66,7 +66,7 @@ class PeerWatch:
 
     peers: Sequence[SSHMachine]
     jobs: Mapping[str, str]
-    """Those of the ranks, by machine."""
+    """The ranks' jobs, by machine."""
     _seen: dict[str, Offsets]
     """How far what each has printed is read."""
     _lines: dict[str, Lines] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class PeerWatch:
 
 
 def _fail(what: str, last: Sequence[str]) -> Iterator[LogLine]:
-    """Said at once, for a retry may mend it and nobody see the error."""
+    """Report it at once: if a retry succeeds, nobody sees the error later."""
     message = f"{what}; the group has been ended"
     yield LogLine(message)
     raise JobFailed(message, tuple(last), mendable=True)

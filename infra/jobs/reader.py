@@ -17,7 +17,7 @@ class JobReader:
     machine: Machine
     job: str
     status: JobStatus = field(default_factory=lambda: JobStatus("running"))
-    """As it was at the last look."""
+    """Its status at the last look."""
     known: dict[str, Any] = field(default_factory=dict)
     """The latest of each thing that was recorded."""
     last: list[str] = field(default_factory=list)

@@ -119,13 +119,13 @@ class MachineSession:
         self.run.endings.note(_named(job, machine), lambda: self.end(job, machine))
 
     def end(self, job: Job, machine: Machine) -> bool:
-        """As `cancel_job`; a start of it that is still on its way is refused."""
+        """The same as `cancel_job`. A start of it that is still on its way is refused."""
         was_there = cancel_job(job.name, machine, job.asked_by[0])
         self.forget(job, machine)
         return was_there
 
     def forget(self, job: Job, machine: Machine) -> None:
-        """It has ended."""
+        """Forget a job that has ended."""
         self.run.endings.forget(_named(job, machine))
 
 

@@ -22,9 +22,9 @@ class Doing:
     """Why it does not say anything."""
     drained_by: str = ""
     leases: tuple[Mapping[str, Any], ...] = ()
-    """As `infra.host.gpu_leases.living` gives them."""
+    """Leases, as `infra.host.gpu_leases.living` gives them."""
     servers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By job: how many answer, of how many."""
+    """Servers by job: how many answer, and of how many."""
 
     def lines(self) -> list[str]:
         """For a person."""

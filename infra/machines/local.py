@@ -112,7 +112,7 @@ class LocalMachine:
         fetch(self._store, artifact, target, below)
 
     def keep(self, artifact: ArtifactId) -> None:
-        """It is here."""
+        """Nothing to do: the artifact is here."""
 
     def discard(self, artifacts: Sequence[ArtifactId]) -> None:
         """All of them are in the store."""
@@ -141,7 +141,7 @@ class LocalMachine:
 
 
 def usable_gpus() -> list[dict[str, Any]]:
-    """Those of `gpus()` that this process may use: all, or what `CUDA_VISIBLE_DEVICES` leaves."""
+    """The GPUs of `gpus()` that this process may use: all, or what `CUDA_VISIBLE_DEVICES` leaves."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
         return gpus()

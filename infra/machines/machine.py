@@ -59,7 +59,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where in a job's files the current attempt began, or how far they have been read, in bytes."""
+    """Places in a job's files, in bytes: where the current attempt began, or how far they were read."""
 
     log: int = 0
     metrics: int = 0

@@ -65,7 +65,7 @@ class SSHMachine:
         self.token, self.node, self._components = token or secrets.token_hex(8), node, [Component(1)]
         """For a Slurm allocation: which node this is, and what is asked for."""
         self.address, self._host_key = remote.host.for_machines, ""
-        """By which other machines reach it."""
+        """The address and host key by which other machines reach it."""
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
         self._joined = False
@@ -89,7 +89,8 @@ class SSHMachine:
         return self._lease is not None
 
     def further_nodes(self, count: int, gpus: int | None = None, options: Sequence[str] = ()) -> list["SSHMachine"]:
-        """So many nodes more of the Slurm allocation, before it is claimed. They are given back with this machine.
+        """Ask for so many more nodes of the Slurm allocation, before it is claimed. They are given back with this
+        machine.
 
         With other `gpus` or `options` of sbatch than the first ones, they are a component of their own.
         """
@@ -357,7 +358,7 @@ class SSHMachine:
         fetch_tree(self.remote, f"store/artifacts/{artifact.directory}/{FILES}", wanted, incoming)
 
     def _incoming(self, artifact: ArtifactId) -> Path:
-        """Where it arrives; what has come stays there over a kill."""
+        """The directory where it arrives. What has come stays there over a kill."""
         return self._store.home / "staging" / f"{artifact.directory}{ARRIVING}{self.name}.part"
 
     def _beat(self) -> None:

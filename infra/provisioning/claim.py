@@ -26,7 +26,7 @@ class Pool:
     chains: Sequence[str]
     """The trainer's jobs that they are for; where servers of one run on a machine, their lease is joined."""
     trains: Collection[str | None] = ()
-    """Which of the machines train as well."""
+    """Machines that train as well."""
 
     def jobs(self, machine: SSHMachine) -> list[str]:
         return [pool_name(chain, machine.name in self.trains, machine.node) for chain in self.chains]

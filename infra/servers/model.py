@@ -35,7 +35,7 @@ def model_of(spec: Spec, path: str, has_weights: bool = True) -> ServedModel:
 
 
 def to_serve(stages: Sequence[Stage], session: MachineSession) -> list[Stage]:
-    """Those still to be made, one with a model's files first: servers begin with the files of the first.
+    """The stages still to be made, one with a model's files first: servers begin with the files of the first.
 
     Raises `BadInput` where none has any, which is evaluation of nothing but a model made from scratch.
     """

@@ -58,7 +58,7 @@ class _Member:
     reader: JobReader | None = None
     """The reader of the job that keeps its servers, once that was started."""
     host_key: str = ""
-    """As it was when its servers were started."""
+    """Its host key when its servers were started."""
     handed: str = ""
     """The keys that its servers' job was given."""
     below: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +76,7 @@ class _Member:
     """What is under way there before its servers are started."""
 
     def failed(self) -> None:
-        """It is left alone for a while."""
+        """Leave a machine alone for a while after a failure."""
         self.again = time.monotonic() + AGAIN_SECONDS[min(self.failures, len(AGAIN_SECONDS) - 1)]
         self.failures += 1
 
@@ -128,7 +128,7 @@ class EnginePool:
         self._looked = time.monotonic()
 
     def end(self, went_well: bool) -> None:
-        """Where all went well, servers are kept for another run, as far as that is asked for."""
+        """End it. If all went well, servers are kept for another run, where the config asks for that."""
         for member in self.members:
             if member.reader is not None and not (went_well and self._kept(member)):
                 self.session.end(self._job(member, ""), member.machine)
@@ -224,12 +224,12 @@ class EnginePool:
             member.below = below
 
     def _parents(self, member: _Member) -> list[_Member]:
-        """Those that pass weights on to it."""
+        """The machines that pass weights on to it."""
         above = [name for name, below in onward(list(self._described)).items() if member.machine.name in below]
         return [other for other in self.members if other.machine.name in above]
 
     def _go_on_beginning(self, member: _Member) -> Iterator[str]:
-        """As far as can be done without waiting: an environment that is built there takes minutes."""
+        """Bring a machine further without waiting: to build an environment there takes minutes."""
         steps = member.beginning or self._begin(member)
         member.beginning = None
         for line in steps:

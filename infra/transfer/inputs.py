@@ -26,7 +26,7 @@ class InputTree:
     """What of the tree stands for the input: a file's name, nothing for a directory."""
 
     def path(self, inputs: str) -> str:
-        """Where it is, given the directory of all inputs."""
+        """Its path, given the directory of all inputs."""
         return f"{inputs}/{self.name}/{self.inside}".rstrip("/")
 
 

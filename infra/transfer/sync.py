@@ -102,7 +102,7 @@ def fetch_tree(remote: Remote, place: str, entries: Sequence[Entry], incoming: P
 
 
 def streams_for(remote: Remote) -> int:
-    """As many as the link's delay asks for: an SSH server lets each have `SERVER_WINDOW` bytes under way."""
+    """As many streams as the link's delay needs: an SSH server lets each have `SERVER_WINDOW` bytes under way."""
     began = time.monotonic()
     remote.call("artifacts", names=[])
     delay = time.monotonic() - began

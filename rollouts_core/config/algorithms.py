@@ -151,4 +151,4 @@ Algorithm = Annotated[
     Field(discriminator="kind", json_schema_extra=one_of),
 ]
 GROUP_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "maxrl")
-"""Those that compare an answer with the others of its group, and learn nothing from a group of one."""
+"""Algorithms that compare an answer with the others of its group; they learn nothing from a group of one."""

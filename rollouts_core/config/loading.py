@@ -23,7 +23,7 @@ _adapter = TypeAdapter(PipelineConfig)
 
 
 UNIONS = ("model", "data.demonstrations", "data.prompts", "data.heldout", "rl.algorithm")
-"""Where in a config a kind says which part stands there, each with fields of its own."""
+"""Places in a config where `kind` chooses between parts that have different fields."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> PipelineConfig:

@@ -9,7 +9,7 @@ from rollouts_core.config.schema import Operational, or_raise, part
 
 @part
 class MachineConfig:
-    """Where heavy stages run. Nothing here can change a result."""
+    """Where heavy stages run. No field here can change a result."""
 
     kind: Operational[Literal["local", "ssh", "slurm", "sky"]] = Field(
         default="local",

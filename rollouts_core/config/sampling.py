@@ -21,5 +21,5 @@ Stop = Annotated[
 
 
 def truncations(sampling: Any) -> list[str]:
-    """Those fields of a part by which some tokens are never drawn."""
+    """The fields of a part that exclude some tokens from being drawn."""
     return [name for name, off in NOT_TRUNCATED.items() if getattr(sampling, name) != off]

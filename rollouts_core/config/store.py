@@ -10,7 +10,7 @@ from rollouts_core.config.schema import Operational, part
 
 @part
 class StoreConfig:
-    """Where artifacts and results live. Nothing here can change a result."""
+    """Where artifacts and results are. No field here can change a result."""
 
     path: Operational[Path | None] = Field(
         default=None, description="Directory of runs, jobs, unfinished work, and of artifacts unless `url` is set."
@@ -28,7 +28,7 @@ class StoreConfig:
 
 @part
 class TrackingConfig:
-    """Where metrics go besides the run's own files. Nothing here can change a result."""
+    """Other places that metrics are sent to, besides the run's files. No field here can change a result."""
 
     tensorboard: Operational[bool] = Field(default=False, description="Write outputs/tensorboard/<run>.")
     wandb: Operational[str | None] = Field(default=None, description="A project of Weights & Biases; null: none.")

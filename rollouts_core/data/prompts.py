@@ -71,7 +71,7 @@ def check_room(longest: int, field: str, max_new_tokens: int, max_length: int) -
 
 
 def check_tokens(sequences: Iterable[Sequence[int] | Ids], vocab_size: int) -> None:
-    """As `check_vocabulary`, of sequences that are there."""
+    """The same as `check_vocabulary`, for sequences in memory."""
     check_vocabulary(max(int(np.max(tokens)) for tokens in sequences), vocab_size)
 
 

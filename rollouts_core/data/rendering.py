@@ -41,7 +41,7 @@ class ChatFormat:
 
     template: str | Mapping[str, str]
     tokens: Mapping[str, str]
-    """Those that templates know by name, as `eos_token`."""
+    """Tokens that templates know by name, such as `eos_token`."""
     special: re.Pattern[str]
     known: dict[Shape, tuple[Skeleton, ...]] = field(default_factory=dict)
     """Filled as shapes are met; empty for a shape that has to be rendered every time."""
@@ -200,7 +200,7 @@ class Render:
     form: Form
 
     def __call__(self, messages: Messages, prompt: bool = False) -> str:
-        """By the template itself: what transformers does around it each time takes as long again."""
+        """Render with the template itself. What transformers does around it would double the time."""
         if not messages:
             return ""
         compiled, tools = _compile_jinja_template(_template(self.chat, self.tools)), list(self.tools) or None

@@ -34,7 +34,7 @@ class Skeleton:
     literals: tuple[str, ...]
     """Around and between the contents."""
     contents: tuple[tuple[int, bool], ...]
-    """Which message's, and whether it is trimmed."""
+    """Which message's content stands there, and whether it is trimmed."""
     spans: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
     """Beginnings and ends, each as a literal and a place in it."""
 

@@ -77,7 +77,7 @@ def train_tokenizer(spec: TokenizerSpec, texts: Iterable[str], max_length: int) 
 
 
 def call_text(call: ToolCall) -> str:
-    """As the template made here writes it."""
+    """The text of a call, as the template made here writes it."""
     function = {"name": call.name, "arguments": dict(call.arguments)}
     return f"<tool_call>{json.dumps(function, ensure_ascii=False)}</tool_call>"
 

@@ -53,7 +53,7 @@ class Given:
     """What the engine is to be given for a turn."""
 
     tokens: Tokens
-    """Behind the turn before where it `continues` it; from the beginning where not."""
+    """Tokens after the turn before, if it `continues` that; else from the beginning."""
     continues: bool
     differs: bool
     """Whether encoding the conversation anew would give the engine other tokens."""

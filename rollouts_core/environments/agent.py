@@ -36,7 +36,7 @@ class RunConfig:
     environment: Environment
     max_turns: int = 16
     max_tokens: int | None = None
-    """That the model may write, over all turns."""
+    """Most tokens that the model may write, over all turns."""
     max_seconds: float = 600.0
     """Deadline of the whole episode; what is under way then is ended."""
     tool_seconds: float = 30.0

@@ -38,7 +38,7 @@ class Tool:
 
     @property
     def schema(self) -> Data:
-        """As templates and endpoints read it."""
+        """The tool's schema, as templates and endpoints read it."""
         parameters = self.arguments.model_json_schema()
         parameters.pop("title", None)
         for entry in parameters.get("properties", {}).values():

@@ -109,7 +109,7 @@ class VerifiersEnvironment:
         return await self._next(await self._live(state), state)
 
     async def score(self, state: AgentState) -> Reward:
-        """By its rubric."""
+        """Score by its rubric."""
         live = await self._live(state, told=True)
         if live.told != _answers(state):
             self._note(live, state)

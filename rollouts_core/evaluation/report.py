@@ -27,9 +27,9 @@ class EvaluationReport:
     """The results of an evaluation. All means are over prompts, of which each counts once; intervals are of 95 %."""
 
     prompts: int
-    """That were scored."""
+    """How many were scored."""
     samples: int
-    """That were scored."""
+    """How many were scored."""
     failed: int
     """Samples that were not answered or not scored; the shares leave them out."""
     accuracy: Interval
@@ -43,11 +43,11 @@ class EvaluationReport:
     tool_use: float
     """Share of samples that called a tool."""
     pass_at: Mapping[str, Interval]
-    """By k: the chance that one of k answers is correct."""
+    """For each k, the chance that one of k answers is correct."""
     components: Mapping[str, Interval]
     """Parts of rewards, by name."""
     slices: Mapping[str, Mapping[str, "Slice"]]
-    """By column, and by its values."""
+    """Results by column and by its values."""
     problems: tuple[str, ...]
     """The first of those that failed."""
 

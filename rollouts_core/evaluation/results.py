@@ -35,7 +35,7 @@ class Result:
     turns: int
     tool_calls: int
     tokens: int
-    """That were written."""
+    """Number of tokens that were written."""
     metadata: Mapping[str, Any]
     messages: Sequence[Mapping[str, Any]] | None
     """The whole conversation, of an answer in an environment."""

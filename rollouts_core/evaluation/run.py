@@ -46,7 +46,7 @@ class EvaluationSettings:
     scoring: ScoringSettings = field(default_factory=ScoringSettings)
     max_turns: int = 16
     max_tokens: int | None = None
-    """That the model may write, over all turns of an episode."""
+    """Most tokens that the model may write, over all turns of an episode."""
     max_seconds: float = 600.0
     """Deadline of one episode."""
     tool_seconds: float = 30.0

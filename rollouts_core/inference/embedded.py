@@ -85,7 +85,7 @@ class EmbeddedEngine:
         return {}
 
     async def release_memory(self) -> None:
-        """It shares the trainer's process; its weights and cache stay."""
+        """Nothing to do: it shares the trainer's process, and its weights and cache stay."""
 
     async def resume_memory(self) -> None:
         """Nothing was given away."""

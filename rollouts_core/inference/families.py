@@ -21,7 +21,7 @@ REFUSED = {
     "doge": "its attention chooses among tokens by learnt masks",
     **dict.fromkeys(("llama4", "llama4_text"), "its attention works on chunks of the context"),
 }
-"""By model_type, and why."""
+"""Model types that are refused, and why."""
 NO_DECODERS = (
     "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
     "ForMultipleChoice",

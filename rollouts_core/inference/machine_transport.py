@@ -195,7 +195,7 @@ class _Changes:
         self._version, self._number, self._is_new = -1, 0, False
         self._keeps = self._used = False
         self._seconds: dict[bool, float] = {}
-        """That the last version took which went by its changes (True), and the last that went whole."""
+        """Seconds that the last version took that was sent by its changes (True), and the last that was sent whole."""
 
     def begin(self, version: int, size: int) -> None:
         """A version of about so many bytes is sent now. Whoever joins gets it once more, and gets it whole."""
@@ -327,7 +327,7 @@ class _Sender:
             self._held[bucket.name] = bucket.digest
 
     async def _put(self, bucket: _Bucket) -> None:
-        """By its changes, where the machine has what they are of."""
+        """Send a bucket: its changes, if the machine has the version that they are relative to; else all of it."""
         put = {"do": "put", "name": bucket.name, "sha256": bucket.digest}
         if bucket.before and self._before.get(bucket.name) == bucket.before:
             await self._say({**put, "changes": [len(piece) for piece in bucket.changes]})

@@ -31,11 +31,11 @@ AGAIN_SECONDS = 10.0
 SPEED_SHARE = 0.1
 """Weight of the last request in the average speed of a replica."""
 SESSIONS = 2**16
-"""That are remembered; those that were not heard of for longest are forgotten."""
+"""Most sessions that are remembered; those that were used longest ago are forgotten."""
 UNSENT = -1
 
 Problems = dict[str, Exception]
-"""By name of the replica: what went wrong with it."""
+"""What went wrong with replicas, by their names."""
 
 
 Step = Callable[[Sequence[Replica]], Awaitable[Problems]]
@@ -59,17 +59,17 @@ class Members:
         self._fleet, self._start_seconds, self._least = fleet, start_seconds, least
         self.version = UNSENT
         self.current: dict[str, Replica] = {}
-        """By address."""
+        """Replicas with the current weights, by address."""
         self._busy: Counter[str] = Counter()
         self._homes: dict[str, str] = {}
-        """By session, the address of the replica that has it; who was heard of last stands last."""
+        """For each session, the address of its replica; the one that was used last is last."""
         self._speeds: dict[str, float] = {}
         """Tokens a second of one request, by address."""
         self._tokens: Counter[str] = Counter()
         self._failed: dict[str, float] = {}
-        """By address, when a replica could not be given the weights."""
+        """When replicas could not be given the weights, by address."""
         self._said: dict[str, Said] = {}
-        """By address, what replicas answer to probes under this version."""
+        """What replicas answer to probes with this version, by address."""
 
     def servers(self) -> Servers:
         """What is there, without those that are gone. Raises `EngineUnavailable` when nothing will come any more."""
@@ -79,13 +79,13 @@ class Members:
         return servers
 
     def newcomers(self) -> list[Replica]:
-        """Those that lack the version, but for those that have just failed to take it."""
+        """Replicas that lack the version, except those that have just failed to take it."""
         since = time.monotonic() - AGAIN_SECONDS
         there = self.servers().replicas
         return [r for r in there if r.url not in self.current and self._failed.get(r.url, since) <= since]
 
     def serving(self) -> list[Replica]:
-        """Those that may be asked. Raises `EngineUnavailable` while they are too few."""
+        """The replicas that may be asked. Raises `EngineUnavailable` while they are too few."""
         self.servers()
         if len(self.current) < self._least:
             raise EngineUnavailable(
@@ -204,7 +204,7 @@ async def nothing_to_bring(replicas: Sequence[Replica]) -> Problems:
 
 
 def without(replicas: Sequence[Replica], problems: Problems) -> list[Replica]:
-    """Those that have no problem."""
+    """The replicas without a problem."""
     return [replica for replica in replicas if replica.name not in problems]
 
 

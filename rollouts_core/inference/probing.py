@@ -31,7 +31,8 @@ def probes(limits: ModelLimits) -> list[GenerationRequest]:
 
 
 def outliers(said: Mapping[str, Said]) -> dict[str, float]:
-    """By name, those further from the median than rounding explains, and how far; of two that disagree both."""
+    """Replicas that are further from the median than rounding explains, by name, and how far. Of two that disagree,
+    both."""
     if len(said) < 2:
         return {}
     usual = [_median(values) for values in zip(*said.values(), strict=True)]

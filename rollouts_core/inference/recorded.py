@@ -38,7 +38,7 @@ class RecordedSteps:
         self._positions_R = torch.zeros_like(self._tokens_R)
         self._logits_RV = like.new_empty(rows, vocabulary)
         self._played: dict[tuple[int, int], Work | None] = {}
-        """By rows and columns; None: seen once."""
+        """Recordings by rows and columns; None: seen once."""
 
     def __call__(self, tokens_B: torch.Tensor, positions_B: torch.Tensor, used: int) -> torch.Tensor:
         """Logits BV, until the next step. Tokens and positions are on the CPU."""
@@ -98,8 +98,8 @@ class _CUDAGraphs:
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
-        """By hand: `torch.cuda.graph` collects Python's garbage and empties the allocator's cache each time. Other
-        threads, as a checkpoint's, may use the device meanwhile."""
+        """Record by hand, because `torch.cuda.graph` collects Python's garbage and empties the allocator's cache each
+        time. Other threads, as a checkpoint's, may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), _without_sorting():

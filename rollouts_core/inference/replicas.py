@@ -47,11 +47,11 @@ class Servers:
 
     replicas: tuple[Replica, ...]
     router: str | None = None
-    """Where several are, requests go through it."""
+    """The router's address, if several servers are behind one."""
     memory: Path | None = None
     """A directory in memory, for weights on their way; who made the servers removes it."""
     machines: Mapping[str, EngineMachine] = field(default_factory=dict)
-    """By name, those that have servers and are not this one."""
+    """Other machines that have servers, by name."""
 
 
 class Fleet(Protocol):

@@ -24,7 +24,7 @@ from rollouts_core.errors import BadInput
 PLANNED = ("moe_tp_experts", "ep_dispatch_experts")
 """What transformers' plans call a module of experts."""
 ONE_BYTE = 255
-"""So many experts of a layer are told apart by a byte; 255 itself means that nobody told."""
+"""Up to this many experts of a layer fit in a byte; the value 255 means that nobody told."""
 TOPK = (torch.topk, torch.Tensor.topk)
 
 

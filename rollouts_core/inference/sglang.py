@@ -58,7 +58,7 @@ CONTROL_SECONDS = 30.0
 """Deadline of a control request: pause, continue, abort, look."""
 LOOK_SECONDS = 0.1
 REQUEST_SECONDS = 24 * 3600.0
-"""Behind the deadlines of those who wait."""
+"""A deadline that is longer than those of who waits."""
 OVERFLOW_WORDS = ("context length", "maximum context")
 
 
@@ -205,7 +205,8 @@ class SGLangEngine:
         return read_completion(pieces.whole(), request)
 
     async def _abort(self, replica: Replica | None, rid: str) -> None:
-        """Behind a router nobody knows where a request is. A replica that is away has nothing to be told."""
+        """Abort a request. With a router nobody knows where it is, so all replicas are told; one that is away needs no
+        message."""
         there = [replica] if replica else list(self._members.current.values())
         await for_each(there, partial(self._ask, "/abort_request", {"rid": rid}))
 

@@ -21,7 +21,7 @@ class Pieces:
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[tuple[float, int]] = field(default_factory=list)
-    """As SGLang tells them: the value, the token."""
+    """Log-probabilities as SGLang sends them: the value and the token."""
     known: int = 0
     """How many tokens were made by the version that the answer began with."""
     last: dict[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ NOT_TOLD = 0xFF
 
 
 def to_text(rows: bytes) -> str:
-    """As records and servers' answers hold them."""
+    """Rows as text, as records and servers' answers hold them."""
     return base64.b64encode(rows).decode()
 
 

@@ -68,7 +68,7 @@ class Decoder(Protocol):
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """By the names of the checkpoint."""
+        """The weights, by the names of the checkpoint."""
 
     def prefill(self, sequences: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
         """Read whole sequences into rows from `first_row` on; logits BV after each one's last token."""
@@ -105,7 +105,7 @@ class _Running:
 
     @property
     def position(self) -> int:
-        """Where the last sampled token stands in the sequence."""
+        """The place of the last sampled token in the sequence."""
         return len(self.request.prompt_tokens) + self.drawn - 1
 
 

@@ -17,7 +17,7 @@ from rollouts_core.inference.transports import (
 
 
 def transport_for(config: EngineConfig, fleet: Fleet, memory: Path) -> WeightTransport:
-    """As `engine.weight_sync` says. `memory`: a directory for weights on their way."""
+    """The transport that `engine.weight_sync` names. `memory`: a directory for weights on their way."""
     make: dict[str, Callable[[], WeightTransport]] = {
         "disk": partial(file_transport, config, fleet, memory),
         "tensor": partial(TensorTransport, config.tensor_parallel),
@@ -27,5 +27,5 @@ def transport_for(config: EngineConfig, fleet: Fleet, memory: Path) -> WeightTra
 
 
 def file_transport(config: EngineConfig, fleet: Fleet, memory: Path) -> FileTransport:
-    """By files, to servers of this machine by way of `memory` or to other machines."""
+    """A transport by files, to servers of this machine by way of `memory`, or to other machines."""
     return MachineTransport(fleet) if config.machines else DiskTransport(memory)

@@ -31,7 +31,7 @@ class LazyWeights(Mapping[str, "torch.Tensor"]):
 
 
 def shapes_of(weights: "Mapping[str, torch.Tensor]") -> dict[str, tuple[int, ...]]:
-    """By name; nothing is gathered for it."""
+    """Shapes by name. Nothing is gathered for this."""
     if isinstance(weights, LazyWeights):
         return weights.shapes
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}

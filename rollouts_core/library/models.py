@@ -28,7 +28,7 @@ class LanguageModel:
         return int(getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length)
 
     def save(self, directory: str | Path) -> None:
-        """As a Hugging Face model directory, with what adapters add."""
+        """Save a Hugging Face model directory, with what adapters add."""
         save_policy(self.model, self.tokenizer, Path(directory), model_weights(self.model))
 
 

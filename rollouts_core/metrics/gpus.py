@@ -103,7 +103,7 @@ def _handles() -> list[tuple[ModuleType, Any, Any]]:
 
 
 def _handle(nvml: ModuleType, name: str) -> tuple[Any, Any]:
-    """By UUID, or by place. Of a MIG slice, the GPU that it is cut from as well."""
+    """A GPU's handle, by its UUID or place. For a MIG slice also that of its GPU."""
     if name.isdigit():
         handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
         return handle, handle

@@ -11,7 +11,7 @@ class PhaseTimer:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self.seconds: dict[str, float] = {}
-        """By phase."""
+        """Seconds by phase."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -83,7 +83,7 @@ def charts_of(results: Path, other: Path | None = None) -> list[Chart]:
 
 
 def training_charts(training: Training, records: Records, others: Records = ()) -> list[Chart]:
-    """Those for which there is something to draw."""
+    """The charts for which there is something to draw."""
     if not records:
         return []
     told = [*CHARTS[training], *_parts(records)]

@@ -50,7 +50,7 @@ def unreadable_runs(store: Store) -> list[str]:
 
 
 def runs_with(store: Store, keys: Collection[str]) -> dict[str, list[str]]:
-    """By each key, the ids of all runs whose plan has an artifact of it, the latest first."""
+    """For each key, the ids of all runs whose plan has an artifact of it, the latest first."""
     query = "SELECT name FROM runs WHERE instr(record, CAST(? AS BLOB)) ORDER BY started_at DESC"
     with _runs(store.home, store) as memory:
         found = {key: memory.execute(query, (key,)).fetchall() for key in keys}

@@ -30,7 +30,7 @@ def check_tracking(config: TrackingConfig) -> None:
 def trackers(
     config: TrackingConfig, directory: Path, run_id: str, told: Mapping[str, Any]
 ) -> Iterator[dict[str, MetricsLogger]]:
-    """Those that the config asks for, by name, closed at the end. `told`: the run's config, as data."""
+    """The trackers that the config asks for, by name; they are closed at the end. `told`: the run's config, as data."""
     with ExitStack() as closing:
         found: dict[str, MetricsLogger] = {}
         if config.tensorboard:

@@ -99,7 +99,7 @@ def read_verdict(text: str, settings: JudgeSettings) -> float:
 
 
 class _Verdicts:
-    """By the hash of what was judged."""
+    """Verdicts by the hash of what was judged."""
 
     def __init__(self, file: Path | None) -> None:
         self._known: dict[str, float] = {line["key"]: line["score"] for line in read_jsonl(file)} if file else {}

@@ -153,7 +153,7 @@ def to_sample(prompt: Prompt, group_index: int, answer: Completion, text: str, n
 
 
 def group_to_data(group: Group) -> dict[str, Any]:
-    """As JSON data; the prompt by its row."""
+    """A group as JSON data, with the row of its prompt."""
     answers = [answer_to_data(answer) if answer else None for answer in group.answers]
     place = {"round": group.round, "place": group.place, "repeat": group.repeat}
     return {**place, "row": group.prompt.source_row, "answers": answers}

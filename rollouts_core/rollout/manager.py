@@ -96,7 +96,7 @@ class AsyncRolloutManager:
         await self._scoring.aclose()
 
     def state(self) -> dict[str, Any]:
-        """As JSON data: where the buffer stands, and what is carried over."""
+        """The state as JSON data: the buffer's place, and what is carried over."""
         return {**self._buffer.position(), "groups": [group_to_data(group) for group in self._carried]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class _Round:
         self._known, self._waiting = known, list(carried)
         self._groups: list[Group] = []
         self._buffers: list[DataBuffer] = []
-        """Behind each group."""
+        """The buffer after each group."""
         self._seen: Counter[int] = Counter()
         self._outcomes: dict[int, Outcome] = {}
         self._changed = anyio.Event()

@@ -103,7 +103,8 @@ class OverlappedRollouts:
         await self._scoring.aclose()
 
     def state(self) -> dict[str, Any]:
-        """As JSON data: the buffer's place, groups that are ready with their scores, and prompts to issue again."""
+        """The state as JSON data: the buffer's place, groups that are ready with their scores, and prompts to issue
+        again."""
         ready = [{**group_to_data(o.group), "scores": [_score(sample) for sample in o.samples]} for o in self._ready]
         unfinished = [*self._running.values(), *self._waiting]
         groups = [group_to_data(group) for group in unfinished]

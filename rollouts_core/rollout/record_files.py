@@ -41,7 +41,7 @@ class RolloutRecord:
 
 
 def record_files(directory: Path) -> list[Path]:
-    """Those of a record, the earliest first."""
+    """The files of a record, the earliest first."""
     packed = sorted(directory.glob(PARTS + PACKED))
     plain = [path for path in sorted(directory.glob(PARTS)) if _packed(path) not in packed]
     return [*packed, *plain, *([directory / LATEST] if (directory / LATEST).is_file() else [])]

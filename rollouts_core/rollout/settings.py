@@ -39,7 +39,7 @@ class RolloutConfig:
 
 
 def rollout_config(training: RLConfig, seed: int, reward: str) -> RolloutConfig:
-    """As a config says it. `reward` is its name, for messages."""
+    """The settings in a config. `reward` is its name, for messages."""
     rollouts = training.rollouts
     return RolloutConfig(
         batch_size=training.batch_size,

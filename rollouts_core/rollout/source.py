@@ -48,7 +48,7 @@ class RolloutSource(Protocol):
         """
 
     def state(self) -> dict[str, Any]:
-        """As JSON data: what a later source goes on from."""
+        """The state as JSON data, from which a later source goes on."""
 
 
 @contextmanager

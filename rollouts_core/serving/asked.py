@@ -68,7 +68,7 @@ def read_chat(body: Any, seed: int) -> Asked:
 
 
 def read_completion(body: Any, seed: int) -> Asked:
-    """As `read_chat`."""
+    """The same as `read_chat`, for completions."""
     asked, problems = _read(body, seed)
     prompts = _prompts(body.get("prompt")) if isinstance(body, Mapping) else ()
     problems += [] if prompts else ["prompt: a text, token ids, or a list of these, none of them empty"]

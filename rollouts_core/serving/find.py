@@ -25,7 +25,7 @@ class FoundPolicy:
 
 
 def find_policy(store: Store, name: str) -> FoundPolicy:
-    """By a run's id or how it begins, an artifact's name or how it begins, or a model directory.
+    """Find a policy by a run's id, an artifact's name, the beginning of one of these, or a model directory.
 
     Raises `BadInput` when there is none, or several are meant.
     """

@@ -108,7 +108,7 @@ class _Served:
         return web.json_response({"success": True})
 
     async def checksum(self, request: web.Request) -> web.Response:
-        """As SGLang tells it; between two tokens, too."""
+        """The checksum in SGLang's form; computed between two tokens."""
         return web.json_response({"success": True, "per_engine_checksum": self._engine.checksum()})
 
     async def join(self, request: web.Request) -> web.Response:

@@ -23,7 +23,7 @@ START_SECONDS = 300
 ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
 """Where ranks meet, for jobs that are started again on other nodes than those they were sent to."""
 ENDED_BY = "was ended by"
-"""Said of a rank that a signal ended, and of no other."""
+"""What torchrun says only of a rank that a signal ended."""
 
 
 def processes_of(stage: Stage) -> int:
@@ -43,7 +43,7 @@ class Group:
     address: str = "127.0.0.1"
     """Address of machine 0, as the others reach it."""
     port: int = 0
-    """Where they meet; 0: any, for a machine alone."""
+    """The port where they meet; 0: any, for one machine."""
 
 
 def group_of(spec: Mapping[str, Any], stages: Sequence[Stage]) -> Group:
@@ -54,7 +54,7 @@ def group_of(spec: Mapping[str, Any], stages: Sequence[Stage]) -> Group:
 
 
 def words_of(directory: Path, rank: int) -> Path:
-    """Where a rank other than 0 leaves why it ended, for whoever leads it."""
+    """The file where a rank other than 0 writes why it ended."""
     return directory / f"rank-{rank}.failed"
 
 

@@ -154,7 +154,7 @@ def _create(work: Work, spec: RLSpec) -> Trainer:
 
 
 def prompts_of(work: Work) -> PromptTable:
-    """Those of a mixture one source after another, with rows counted on from one to the next."""
+    """The prompts of a source; those of a mixture one source after another, with rows counted through."""
     return PromptTable(directories_of(work.inputs["data"], "prompts"))
 
 

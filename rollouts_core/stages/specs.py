@@ -29,7 +29,7 @@ class TokenizeSpec:
 
     tokenizer: TokenizerSpec
     sources: dict[str, Source]
-    """By role: demonstrations, preferences, prompts, heldout; those of a mixture numbered from 1: prompts-1."""
+    """Sources by role: demonstrations, preferences, prompts, heldout; those of a mixture numbered from 1: prompts-1."""
     max_length: int
     overlong: Overlong
     learnt_roles: tuple[Role, ...]

@@ -28,7 +28,7 @@ def run(work: Work) -> dict[str, float]:
 
 
 def tokenizer_of(work: Work, spec: TokenizeSpec) -> Any:
-    """As it was saved, so that whoever resumes tokenizes with the same one."""
+    """The tokenizer as it was saved, so that a resumed stage uses the same one."""
     saved = work.scratch / "tokenizer"
     if not saved.exists():
         unfinished = work.scratch / "tokenizer.unfinished"

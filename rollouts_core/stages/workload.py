@@ -20,7 +20,7 @@ def work_of(stage: Stage, rows: Mapping[str, float], places: list[Path]) -> floa
 
 
 def tokens_of(stage: Stage, rows: Mapping[str, float], longest: int) -> int:
-    """That go through the weights; prompts of a group once, answers as long as they may be."""
+    """Tokens that go through the weights: prompts of a group once, answers with their longest length."""
     match stage.spec:
         case SFTSpec():
             sft = stage.spec.training

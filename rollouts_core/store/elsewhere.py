@@ -28,7 +28,7 @@ def forget_elsewhere(home: Path, machine: str, directory: str) -> None:
 
 
 def machines_seen(home: Path) -> list[str]:
-    """Those on which artifacts were seen."""
+    """Machines on which artifacts were seen."""
     return sorted(path.name for path in (home / FOLDER).glob("*") if path.is_dir())
 
 
@@ -45,7 +45,7 @@ def stamps_elsewhere(home: Path, machine: str) -> dict[str, str]:
 
 
 def manifests_elsewhere(home: Path, machine: str, directories: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
-    """Those of the directories that can be read."""
+    """The manifests of these directories that can be read."""
     for directory in directories:
         path = home / FOLDER / machine / f"{directory}.json"
         try:

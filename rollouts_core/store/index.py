@@ -50,7 +50,7 @@ class Known:
     node: str
     device: str
     work: float
-    """By which later stages are estimated; 0: not known."""
+    """The stage's work, by which later stages are estimated; 0: not known."""
     inputs: Mapping[str, str]
     """Role to key."""
 
@@ -66,18 +66,18 @@ class ArtifactIndex:
     def __init__(self, memory: sqlite3.Connection) -> None:
         self._memory = memory
         self._compared: dict[str, _Compared] = {}
-        """By kind; those that were asked for."""
+        """What was compared, by kind."""
 
     def all(self) -> list[Known]:
         return [_known(row) for row in self._memory.execute(f"SELECT {COLUMNS} FROM artifacts")]
 
     def worked(self) -> list[Known]:
-        """Those in the store whose work is known."""
+        """Artifacts in the store whose work is known."""
         rows = self._memory.execute(f"SELECT {COLUMNS} FROM artifacts WHERE place = ? AND work > 0", (HERE,))
         return [_known(row) for row in rows]
 
     def of_keys(self, keys: Collection[str]) -> dict[str, Known]:
-        """Those that are known, by key; in the store rather than elsewhere."""
+        """The known artifacts of these keys, by key; one in the store rather than elsewhere."""
         asked = list(keys)
         marks = ", ".join("?" * len(asked))
         query = f"SELECT {COLUMNS} FROM artifacts WHERE key IN ({marks}) ORDER BY place = ?"

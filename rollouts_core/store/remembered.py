@@ -141,7 +141,7 @@ def _updated(place: Path | str, update: Update) -> sqlite3.Connection:
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    """Those of today, unless they are there. Of two that come at once, the second finds the first one's."""
+    """Make today's tables, unless they exist. Of two that come at once, the second finds the first one's."""
     if connection.execute("PRAGMA user_version").fetchone() == (VERSION,):
         return
     with connection:

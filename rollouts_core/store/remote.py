@@ -99,7 +99,8 @@ class RemoteStore:
                     yield name.split("/")[1], decode_manifest(content, name)
 
     def published(self, since: str | None) -> Published:
-        """By the journal, which has a folder for each day; all are listed at first, and again after `LISTED_DAYS`."""
+        """What was published, by the journal, which has a folder for each day; all are listed at first, and again after
+        `LISTED_DAYS`."""
         today = datetime.now(UTC).date()
         listed, last = map(date.fromisoformat, since.split()) if since else (None, None)
         if listed is None or last is None or (today - listed).days >= LISTED_DAYS:
@@ -185,7 +186,7 @@ class RemoteStore:
             raise BadInput(f"{error}: check the URL, the network, and the credentials in the environment") from None
 
     def _note(self, artifact: ArtifactId) -> None:
-        """That something has become of an artifact. Who reads the journal looks what."""
+        """Note in the journal that an artifact has changed. Who reads the journal looks what has changed."""
         with suppress(StoreUnavailable):
             self.objects.write(f"{JOURNAL}/{datetime.now(UTC).date()}/{artifact.directory}~{secrets.token_hex(4)}", b"")
 

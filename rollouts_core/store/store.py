@@ -26,7 +26,7 @@ class Store(Protocol):
 
     @property
     def objects(self) -> Objects:
-        """Where leases, pins and run references of everybody who uses this store are kept."""
+        """The place of leases, pins and run references of everybody who uses this store."""
 
     @property
     def url(self) -> str | None:
@@ -38,7 +38,7 @@ class Store(Protocol):
         """Raises `StoreError` when the artifact is not here."""
 
     def found(self, artifacts: Sequence[ArtifactId]) -> dict[ArtifactId, Manifest]:
-        """Those that are there, as `has` says; of a remote store all are asked for at once."""
+        """The artifacts that are there, as `has` says; of a remote store all are asked for at once."""
 
     def read_manifests(self, directories: Collection[str]) -> Iterable[tuple[str, Manifest]]:
         """Directory and manifest of each that can be read."""

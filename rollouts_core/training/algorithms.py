@@ -85,7 +85,7 @@ class Recipe:
     losses: PolicyLoss
     aggregation: Aggregation
     clip: tuple[float, float] = (float("inf"), float("inf"))
-    """Below 1 - the first and above 1 + the second, a ratio is clipped; for the metrics."""
+    """A ratio below 1 - the first or above 1 + the second is clipped; for the metrics."""
     by_sequence: bool = False
     """Ratios are those of whole answers."""
     critic: bool = False

@@ -108,7 +108,7 @@ class Balance:
 
     @torch.no_grad()
     def move_biases(self) -> None:
-        """By the loads of the step that has just been measured."""
+        """Move the biases by the loads of the step that was just measured."""
         if not self._biased:
             return
         for bias_X, load_X in zip(self._biases, self._step_loads_LX, strict=True):

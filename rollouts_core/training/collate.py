@@ -65,7 +65,7 @@ def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
 
 
 def learnt(example: Example) -> Places:
-    """Where the learnt tokens stand; the first token never is one, since nothing predicts it."""
+    """Places of the learnt tokens; the first token never is one, since nothing predicts it."""
     places: Places = np.flatnonzero(example.loss_mask[1:]) + 1
     return places
 

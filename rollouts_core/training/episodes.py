@@ -62,7 +62,7 @@ def turn_rewards(sample: Sample, length: int) -> Floats:
 
 
 def turn_ends(sample: Sample, length: int) -> list[int]:
-    """Where among an episode's learnt tokens each turn ends."""
+    """Places among an episode's learnt tokens where turns end."""
     if sample.trajectory is None:
         return [length - 1]
     ends = np.cumsum([len(turn.tokens) for turn in sample.trajectory.final.sampled])

@@ -81,7 +81,7 @@ class FSDPTrainingBackend:
         self._reference: Policy | None = None
         self._queue: list[_Queued[Any]] = []
         self._passes: list[TrainBatch] = []
-        """Those of the step under way, of all ranks."""
+        """Passes of the current step, of all ranks."""
 
     @property
     def weight_version(self) -> int:

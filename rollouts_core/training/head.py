@@ -52,7 +52,7 @@ def head_scores(
 
 
 def head_of(model: Any) -> Head:
-    """By the names under which configs say what becomes of the head's product.
+    """The head of a model, with what its config says is done to the product.
 
     Raises `BadInput` for a model without a head that is one matrix.
     """

@@ -96,7 +96,7 @@ def save_adapter(model: Any, directory: Path) -> None:
 
 
 def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """By peft's names, whole; every rank asks for them."""
+    """The adapters' tensors, whole, by peft's names. Every rank must ask for them."""
     return {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": whole(value.detach()).contiguous()
         for name, value in model.named_parameters()

@@ -105,7 +105,7 @@ def _config(described: dict[str, Any]) -> Any:
 
 
 def _directory(name: str, revision: str | None) -> Path:
-    """Where the files lie; nowhere, for ranks whose host does not have them."""
+    """The directory of the files; a path that does not exist for ranks whose host has none."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

@@ -186,7 +186,7 @@ def _alike(spans: tuple[Span, ...]) -> list[list[Span]]:
 
 
 def _places(spans: Sequence[Span]) -> tuple[Places, Places, npt.NDArray[np.bool_]]:
-    """Where the queries RQ and the keys RL of each span stand, 0 in padding, and which queries are none."""
+    """Places of the queries RQ and the keys RL of each span, 0 in padding, and which queries are none."""
     begin, queries, prefix, length = np.array(
         [(s.begin, s.queries, s.prefix_begin, s.prefix_end - s.prefix_begin) for s in spans]
     ).T[..., None]

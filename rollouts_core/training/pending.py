@@ -10,7 +10,7 @@ import torch
 
 Metrics = dict[str, float]
 Numbers = Mapping[str, float | torch.Tensor]
-"""By name; tensors hold one number each."""
+"""Numbers by name; a tensor holds one number."""
 
 
 class PendingMetrics:

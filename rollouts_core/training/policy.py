@@ -114,13 +114,13 @@ class Layout(NamedTuple):
     """The ranks that compute each pass together with this one."""
 
     context: Context | None = None
-    """Those that share a row's tokens."""
+    """Ranks that share a row's tokens."""
     vocabulary: dist.ProcessGroup | None = None
-    """Those that share the head."""
+    """Ranks that share the head."""
 
 
 class PolicyOptions(TypedDict, total=False):
-    """Those of `create_policy`."""
+    """Options of `create_policy`."""
 
     temperature: float
     critic: bool

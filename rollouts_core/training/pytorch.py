@@ -79,7 +79,7 @@ class PyTorchTrainingBackend:
         self._saving: TrainFuture[None] | None = None
         self._saving_group: dist.ProcessGroup | None = None
         self._passes: list[TrainBatch] = []
-        """Those of the step under way."""
+        """Passes of the current step."""
         self._pending: list[PendingMetrics] = []
         """What they tell of themselves."""
 

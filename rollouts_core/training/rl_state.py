@@ -18,7 +18,7 @@ class Resumable(Protocol):
 
 
 def save_rl(backend: TrainingBackend, rollouts: Resumable, directory: Path) -> TrainFuture[None]:
-    """As `TrainingBackend.save`, with the rollouts' state beside."""
+    """The same as `TrainingBackend.save`, with the state of the rollouts."""
     (directory / ROLLOUTS).write_text(json.dumps(rollouts.state()))
     return backend.save(directory)
 

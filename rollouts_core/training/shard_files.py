@@ -43,7 +43,7 @@ class Shard(NamedTuple):
 
 
 def block_of(value: torch.Tensor) -> Block:
-    """Where a shard lies in its whole tensor; of a whole one, everything."""
+    """The block of the whole tensor that a shard holds; all of it for a whole tensor."""
     if not isinstance(value, DTensor):
         return tuple(slice(0, size) for size in value.shape)
     shape, starts = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)

@@ -21,7 +21,7 @@ from rollouts_core.training.head import Head, chunks, logits_of
 def split_head_scores(
     hidden_ME: torch.Tensor, head: Head, targets_M: torch.Tensor, entropy: bool, group: dist.ProcessGroup
 ) -> TokenScores:
-    """As `head_scores`, with `head` this rank's rows of the head; ranks have as many, in their order."""
+    """The same as `head_scores`, with `head` this rank's rows of the head; ranks have as many, in their order."""
     first = dist.get_rank(group) * len(head.weight_VE)
     hidden_ME = copied(hidden_ME, group)
     scores = _SplitHead.apply(hidden_ME, *head, targets_M - first, entropy, group)  # type: ignore[no-untyped-call]

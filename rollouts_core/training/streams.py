@@ -58,7 +58,7 @@ def minibatches_of(samples: Sequence[Sample], minibatches: int) -> list[list[int
 
 
 def with_gradient(examples: Sequence[Example], indices: Sequence[int]) -> list[int]:
-    """Those of a minibatch that have an advantage somewhere.
+    """The sequences of a minibatch that have an advantage somewhere.
 
     Where none has, the first one stays: the optimizer takes its step, and the step is measured, all the same.
     """

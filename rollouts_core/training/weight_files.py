@@ -41,7 +41,7 @@ class WeightFiles:
         return StoredWeight([(piece, self._files[piece.name]) for piece in self._pieces[name]])
 
     def _found(self, pieces: "Sequence[Piece]", model: Any) -> "list[Piece]":
-        """By the names of these files, which may lack the head's prefix, as those of a base model do."""
+        """Weights by the names of these files, which may lack the head's prefix, as in a base model's files."""
         prefix = f"{model.base_model_prefix}."
         shorter = [piece.renamed(piece.name.removeprefix(prefix)) for piece in pieces]
         return [short if short.name in self._files else piece for piece, short in zip(pieces, shorter, strict=True)]
@@ -126,7 +126,7 @@ class Piece:
 
 
 def pieces_of(model: Any) -> dict[str, list[Piece]]:
-    """By the weights' names in the model. Raises `NotBlocks`."""
+    """Pieces by the weights' names in the model. Raises `NotBlocks`."""
     own = {name: on_meta(value) for name, value in stored(model).items()}
     storages = {value.untyped_storage()._cdata: name for name, value in own.items()}
     reverted = viewed(model, own)

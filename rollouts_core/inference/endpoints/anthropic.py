@@ -39,7 +39,7 @@ class AnthropicEndpoint:
 
     @property
     def used(self) -> Usage:
-        """By all requests so far."""
+        """What all requests so far have used."""
         return self.client.used
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:

@@ -26,7 +26,8 @@ class Service:
     """A model behind an address."""
 
     url: str
-    """As `https://api.openai.com/v1`, `http://127.0.0.1:30000/v1`, or `served://NAME/v1` of the config's `served`."""
+    """For example `https://api.openai.com/v1`, `http://127.0.0.1:30000/v1`, or `served://NAME/v1` of the config's
+    `served`."""
     model: str
     key_variable: str | None = None
     """The environment variable that holds the key; a key stands nowhere else."""
