@@ -70,10 +70,10 @@ def test_the_temporary_server_is_restarted_when_killed_and_ends_with_a_killed_or
 ) -> None:
     command_environment.pop("PREFECT_API_URL")
     run = begin_run(config_file(sft={"steps": 5000}, rl=None), command_environment, tmp_path)
-    supervisor = wait_for(lambda: next(iter(children(run.pid, b"server")), None))
-    killed = wait_for(lambda: next(iter(children(supervisor, b"server")), None))
+    supervisor = wait_for(lambda: next(iter(children(run.pid, b"uvicorn")), None))
+    killed = wait_for(lambda: next(iter(children(supervisor, b"uvicorn")), None))
     os.kill(killed, signal.SIGKILL)
-    server = wait_for(lambda: next((pid for pid in children(supervisor, b"server") if pid != killed), None))
+    server = wait_for(lambda: next((pid for pid in children(supervisor, b"uvicorn") if pid != killed), None))
     begun = wait_for(lambda: next(iter((tmp_path / ".rollouts" / "jobs").glob("tokenize-*/attempt.json")), None))
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
