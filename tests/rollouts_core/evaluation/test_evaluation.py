@@ -123,7 +123,7 @@ def test_an_environment_that_fails_takes_its_own_row_alone() -> None:
 
 def test_a_reward_that_cannot_be_opened_is_heard_as_it_is() -> None:
     keyless = judge(Service("http://127.0.0.1:1/v1", "m", key_variable="NO_SUCH_KEY"), JudgeSettings("Right."))
-    with pytest.raises(BadInput, match="its key is read from NO_SUCH_KEY"):
+    with pytest.raises(BadInput, match="its key is read from the environment variable NO_SUCH_KEY"):
         evaluated(Oracle(), reward=keyless)
 
 

@@ -123,7 +123,7 @@ def test_of_an_episode_all_that_came_behind_the_prompt_is_judged() -> None:
 def test_what_is_lacking_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("A_KEY", raising=False)
     keyless = judge(Service("http://127.0.0.1:1/v1", "m", key_variable="A_KEY"), SETTINGS)
-    with pytest.raises(BadInput, match="its key is read from A_KEY, which is not set"):
+    with pytest.raises(BadInput, match="its key is read from the environment variable A_KEY, which is not set"):
         check_reward(rubric(Criterion("judged", keyless)))
     with pytest.raises(BadInput, match=r"holds no config\.json"):
         check_reward(reward_model(RewardModelSettings(str(tmp_path))))

@@ -74,7 +74,7 @@ def test_a_teacher_of_another_vocabulary_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
-    [({"kl_coef": 0.1}, "kl_coef 0.1: distillation has its teacher"), ({"temperature": 0.5}, "scores at 1")],
+    [({"kl_coef": 0.1}, "kl_coef 0.1: distillation has only its teacher"), ({"temperature": 0.5}, "scores at 1")],
 )
 def test_what_a_teacher_does_not_go_with(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput, match=problem):
