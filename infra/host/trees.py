@@ -63,14 +63,6 @@ def refuse_bad_names(entries: Sequence[Entry]) -> None:
         seen.add(path)
 
 
-def _is_encodable(path: str) -> bool:
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def begin(incoming: Path, entries: Sequence[Entry], known: Mapping[str, Path]) -> list[Stretch]:
     """Prepare to receive a tree; the stretches that are missing. `known`: digests of files that are here already."""
     refuse_bad_names(entries)
@@ -163,6 +155,14 @@ def finish(incoming: Path, entries: Sequence[Entry]) -> list[str]:
 def tree_name(entries: Sequence[Entry]) -> str:
     """A name that follows from the content."""
     return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()[:16]
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Hashing:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from rollouts_core.config import PipelineConfig
 from rollouts_core.config.schema import UNION_TAGS, collect_problems, problem_lines
 from rollouts_core.errors import BadInput
-from rollouts_core.texts import has_half_characters
+from rollouts_core.texts import HALF, has_half_characters
 
 _adapter = TypeAdapter(PipelineConfig)
 
@@ -126,7 +126,7 @@ def _apply(override: str, data: dict[str, Any]) -> list[str]:
 
 def _validated(data: dict[str, Any]) -> tuple[PipelineConfig | None, list[str]]:
     if has_half_characters(data):
-        return None, ["a text has half of a character: a \\ud800 to \\udfff without its other half"]
+        return None, [f"a text {HALF}"]
     problems: list[str] = []
     seen: set[str] = set()
     emptied: set[str] = set()

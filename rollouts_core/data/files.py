@@ -18,7 +18,7 @@ from rollouts_core.config import Arrow, HubDataset, Jsonl, Parquet, Source
 from rollouts_core.data.layouts import NotLaidOutSo, laid_out
 from rollouts_core.errors import BadInput
 from rollouts_core.store.identity import External, is_url
-from rollouts_core.texts import has_half_characters
+from rollouts_core.texts import HALF, has_half_characters
 
 Wanted = Callable[[int], bool]
 AT_ONCE = 1000
@@ -93,7 +93,7 @@ def _json_row(index: int, place: str, line: bytes) -> RawRow:
     if not isinstance(value, dict):
         return RawRow(index, place, None, f"a {type(value).__name__}, not an object")
     if b"\\ud" in line.lower() and has_half_characters(value):
-        return RawRow(index, place, None, "has half of a character: a \\ud800 to \\udfff without its other half")
+        return RawRow(index, place, None, HALF)
     return RawRow(index, place, value)
 
 

@@ -27,7 +27,7 @@ from rollouts_core.training import reference
 from rollouts_core.types import Message
 from rollouts_core.types.episode import AgentState
 from tests.fuzz.changes import changed, changed_bytes
-from tests.fuzz.target import Read, Target
+from tests.fuzz.target import Read, Target, in_event_loop
 from tests.rollouts_core.rollout.test_episodes import TOKENIZER, Speaks
 
 REQUEST = GenerationRequest("r", (1, 2), 3, ())
@@ -113,12 +113,6 @@ class _Server:
             return
         finally:
             writer.close()
-
-
-@contextmanager
-def _readers() -> Iterator[Read]:
-    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(_opened()) as read:
-        yield lambda given: portal.call(read, given)
 
 
 @asynccontextmanager
@@ -209,7 +203,7 @@ def _asked(draw: random.Random) -> tuple[str, bytes]:
 WHOLE = tuple(name for name in TEMPLATES if not name.endswith("-events"))
 STREAMS = tuple(name for name in TEMPLATES if name.endswith("-events"))
 TARGETS: dict[str, Target] = {
-    "answers": Target(partial(_body, WHOLE), _readers),
-    "streams": Target(partial(_body, STREAMS), _readers),
+    "answers": Target(partial(_body, WHOLE), partial(in_event_loop, _opened)),
+    "streams": Target(partial(_body, STREAMS), partial(in_event_loop, _opened)),
     "requests": Target(_asked, _own_server),
 }

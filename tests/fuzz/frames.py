@@ -24,7 +24,7 @@ from infra.inventory import Host
 from rollouts_core.inference import machine_transport
 from rollouts_core.weight_changes import change
 from tests.fuzz.changes import changed, changed_bytes
-from tests.fuzz.target import Read, Target, function
+from tests.fuzz.target import Read, Target, function, in_event_loop
 
 DIGEST = hashlib.sha256(b"abc").hexdigest()
 ENTRIES: list[Any] = [["a/b", 3, DIGEST], ["c", 0, hashlib.sha256(b"").hexdigest()], ["d", 3, DIGEST]]
@@ -181,12 +181,6 @@ def _weights(draw: random.Random) -> bytes:
     return changed_bytes(b"".join(said), draw) if draw.random() < 0.5 else b"".join(said)
 
 
-@contextmanager
-def _gate() -> Iterator[Read]:
-    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(_open_gate()) as read:
-        yield lambda given: portal.call(read, given)
-
-
 @asynccontextmanager
 async def _open_gate() -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
     complaints: list[str] = []
@@ -252,6 +246,6 @@ TARGETS: dict[str, Target] = {
     "tree": function(_tree, _receive),
     "agent": Target(_asked, _agent),
     "host": function(partial(_framed, ANSWER), _hear),
-    "gate": Target(_weights, _gate),
+    "gate": Target(_weights, partial(in_event_loop, _open_gate)),
     "sender": Target(_line, _sender),
 }

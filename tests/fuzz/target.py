@@ -1,10 +1,13 @@
 """What is fuzzed: how input is made, and what reads it."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import anyio.from_thread
 
 Read = Callable[[Any], object]
 
@@ -24,3 +27,12 @@ def function(make: Callable[[random.Random], Any], read: Read) -> Target:
         yield read
 
     return Target(make, opened)
+
+
+@contextmanager
+def in_event_loop(
+    opened: Callable[[], AbstractAsyncContextManager[Callable[[Any], Awaitable[None]]]],
+) -> Iterator[Read]:
+    """What reads in an event loop of its own, in another thread."""
+    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(opened()) as read:
+        yield partial(portal.call, read)
