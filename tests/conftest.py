@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,12 +29,17 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ |= {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="rollouts-tests-cache-")
+CACHES = tempfile.mkdtemp(prefix="rollouts-tests-cache-")
+os.environ["XDG_CACHE_HOME"] = CACHES
 os.environ["MKL_CBWR"] = "AUTO"  # as in jobs
 os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread
 SERVER_DEADLINE = 120.0
 COMMAND_DEADLINE = 300.0
 UNTIL_SECONDS = 240.0
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHES, ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)

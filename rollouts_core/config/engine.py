@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rollouts_core.config.schema import Added, Operational, or_raise, part
+from rollouts_core.config.schema import MOST_DEVICES, Added, Operational, or_raise, part
 
 
 @part
@@ -17,11 +17,14 @@ class EngineMachines:
     )
     labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that each machine must have.")
     gpus: Operational[int | None] = Field(
-        default=None, ge=0, description="GPUs to lease on each; null: all that it has."
+        default=None, ge=0, le=MOST_DEVICES, description="GPUs to lease on each; null: all that it has."
     )
     gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
     rented: Operational[int] = Field(
-        default=0, ge=0, description="Number of machines to rent with SkyPilot, instead of the inventory's."
+        default=0,
+        ge=0,
+        le=MOST_DEVICES,
+        description="Number of machines to rent with SkyPilot, instead of the inventory's.",
     )
     accelerator: Operational[str | None] = Field(
         default=None, description="For rented machines: the GPU, as SkyPilot names it."
@@ -29,6 +32,7 @@ class EngineMachines:
     nodes: Operational[int] = Field(
         default=0,
         ge=0,
+        le=MOST_DEVICES,
         description="Number of further nodes of the trainer's Slurm allocation, instead of other machines.",
     )
     options: Operational[tuple[str, ...]] = Field(
@@ -80,16 +84,23 @@ class EngineConfig:
     )
     arguments: tuple[str, ...] = Field(default=(), description="Further command-line arguments of each server.")
     replicas: Operational[int] = Field(
-        default=1, ge=1, description="Number of servers; several are behind SGLang's router."
+        default=1, ge=1, le=MOST_DEVICES, description="Number of servers; several are behind SGLang's router."
     )
     machines: Operational[EngineMachines | None] = Field(
         default=None, description="Other machines that generate, over SSH; null: the trainer's machine."
     )
     min_replicas: Operational[int] = Field(
-        default=1, ge=1, description="Number of servers on other machines that must answer; with fewer, training waits."
+        default=1,
+        ge=1,
+        le=MOST_DEVICES,
+        description="Number of servers on other machines that must answer; with fewer, training waits.",
     )
-    tensor_parallel: Operational[int] = Field(default=1, ge=1, description="GPUs that share one copy of the weights.")
-    data_parallel: Operational[int] = Field(default=1, ge=1, description="Copies of the weights in one server.")
+    tensor_parallel: Operational[int] = Field(
+        default=1, ge=1, le=MOST_DEVICES, description="GPUs that share one copy of the weights."
+    )
+    data_parallel: Operational[int] = Field(
+        default=1, ge=1, le=MOST_DEVICES, description="Copies of the weights in one server."
+    )
     weight_sync: Operational[Literal["disk", "tensor", "broadcast"]] = Field(
         default="disk",
         description="How new weights reach servers: as files in memory, as shared tensors (SGLang), or by a broadcast "

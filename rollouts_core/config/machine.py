@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rollouts_core.config.schema import Operational, or_raise, part
+from rollouts_core.config.schema import MOST_DEVICES, Operational, or_raise, part
 
 
 @part
@@ -24,9 +24,14 @@ class MachineConfig:
         description="Further machines of the inventory that train together with the named one; all are leased, or "
         "none.",
     )
-    nodes: Operational[int] = Field(default=1, ge=1, description="Nodes of a Slurm cluster that train together.")
+    nodes: Operational[int] = Field(
+        default=1, ge=1, le=MOST_DEVICES, description="Nodes of a Slurm cluster that train together."
+    )
     gpus: Operational[int | None] = Field(
-        default=None, ge=0, description="GPUs to lease on each node; null: one, if the machine has any."
+        default=None,
+        ge=0,
+        le=MOST_DEVICES,
+        description="GPUs to lease on each node; null: one, if the machine has any.",
     )
     gpu_memory_gb: Operational[float] = Field(default=0.0, ge=0, description="Memory that each GPU must have.")
     labels: Operational[tuple[str, ...]] = Field(default=(), description="Labels that the machine must have.")

@@ -92,7 +92,9 @@ def _chain_problems(config: PipelineConfig) -> list[str]:
 
 def _served_problems(config: PipelineConfig) -> list[str]:
     names = [served.name for served in config.served]
-    problems = [f"served: {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    problems = [
+        f"served: two models have the name {name}" for name in sorted({name for name in names if names.count(name) > 1})
+    ]
     algorithm = config.rl.algorithm if config.rl is not None else None
     if isinstance(algorithm, Distillation) and algorithm.teacher.startswith(SCHEME):
         name = algorithm.teacher.removeprefix(SCHEME)
@@ -109,11 +111,9 @@ def _served_problems(config: PipelineConfig) -> list[str]:
 def _tokenization_problems(config: PipelineConfig) -> list[str]:
     settings = config.data.tokenization
     if settings.task_runner == "slurm" and config.machine.kind != "slurm":
-        return [
-            f"data.tokenization.task_runner: slurm is of a Slurm cluster, and machine.kind is {config.machine.kind}"
-        ]
+        return [f"data.tokenization.task_runner: slurm needs machine.kind slurm, and it is {config.machine.kind}"]
     if settings.at_once is not None and settings.task_runner != "slurm":
-        return ["data.tokenization.at_once: is of task_runner slurm; elsewhere give parts"]
+        return ["data.tokenization.at_once: only for task_runner slurm; otherwise set parts"]
     return []
 
 
@@ -121,13 +121,15 @@ def _placement_problems(config: PipelineConfig) -> list[str]:
     machine, machines = config.machine, config.machine.nodes + len(config.machine.peers)
     processes, left = divmod(config.backend.processes, machines)
     if left or not processes:
-        return [f"backend.processes: {config.backend.processes} ranks are not the same number on {machines} machines"]
+        return [
+            f"backend.processes: {config.backend.processes} ranks can't be divided evenly among {machines} machines"
+        ]
     engines = [config.engine, *(one.engine for one in config.served)]
     engines += [config.evaluation.engine] if config.evaluation.engine else []
     if machine.kind != "slurm" and any(engine.machines and engine.machines.nodes for engine in engines):
-        return [f"engine.machines.nodes: are of a Slurm allocation, and machine.kind is {machine.kind}"]
+        return [f"engine.machines.nodes: only for machine.kind slurm, and it is {machine.kind}"]
     if machine.kind == "slurm" and any(engine.machines and not engine.machines.nodes for engine in engines):
-        return ["engine.machines: of a trainer in a Slurm allocation, servers are on its own nodes; say nodes"]
+        return ["engine.machines: with machine.kind slurm, servers run on nodes of the trainer's allocation; set nodes"]
     unknown = machine.gpus is None and machine.kind == "local" and machine.device == "auto"
     if machine.device == "cpu" or unknown:
         return []

@@ -42,6 +42,9 @@ Added = Annotated[T, _AddedMark()]
 It must be so that the default means what was done before.
 """
 
+MOST_DEVICES = 65_536
+"""The largest number of GPUs, ranks, servers or nodes that a field takes: more is a typing error."""
+
 UNION_TAGS: set[str] = set()
 """The `kind` values of unions, which pydantic puts into a problem's path and a person did not write.
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rollouts_core.config.schema import Added, Operational, or_raise, part
+from rollouts_core.config.schema import MOST_DEVICES, Added, Operational, or_raise, part
 
 Optimizer = Annotated[
     Literal["adamw", "muon"], Field(description="muon: for the matrices inside the layers; AdamW for the rest.")
@@ -83,13 +83,22 @@ class ParallelConfig:
     """How ranks share one pass. What they have of each other's is rounding, so a result does not depend on it."""
 
     context: Operational[int] = Field(
-        default=1, ge=1, description="Number of ranks that share the tokens of a row; for long sequences."
+        default=1,
+        ge=1,
+        le=MOST_DEVICES,
+        description="Number of ranks that share the tokens of a row; for long sequences.",
     )
     tensor: Operational[int] = Field(
-        default=1, ge=1, description="Number of ranks that share each layer's weights, experts and the vocabulary."
+        default=1,
+        ge=1,
+        le=MOST_DEVICES,
+        description="Number of ranks that share each layer's weights, experts and the vocabulary.",
     )
     expert: Operational[int] = Field(
-        default=1, ge=1, description="Number of ranks that share the experts of a mixture, each with other tokens."
+        default=1,
+        ge=1,
+        le=MOST_DEVICES,
+        description="Number of ranks that share the experts of a mixture, each with other tokens.",
     )
 
     def problems_with(self, heads: int, key_heads: int, experts: int | None = None) -> list[str]:
@@ -118,7 +127,10 @@ class BackendConfig:
         default=ParallelConfig(), description="How ranks share one pass; null: each rank has passes of its own."
     )
     processes: Operational[int] = Field(
-        default=1, ge=1, description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device."
+        default=1,
+        ge=1,
+        le=MOST_DEVICES,
+        description="Ranks that share the weights (FSDP2), one for each GPU; 1: a single device.",
     )
     lora: LoRAConfig | None = Field(default=None, description="Train adapters instead of the weights.")
     activation_checkpointing: Operational[Recomputed] = Field(

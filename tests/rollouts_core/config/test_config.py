@@ -245,7 +245,7 @@ def test_what_is_of_mixtures_is_refused_without_one(settings: list[str], problem
 @pytest.mark.parametrize(
     ("served", "problem"),
     [
-        ([{"name": "a"}, {"name": "a"}], "served: a is there twice"),
+        ([{"name": "a"}, {"name": "a"}], "served: two models have the name a"),
         ([{"name": "a", "asked_by": []}], "asked_by"),
         ([{"name": "A b"}], "name"),
         ([{"name": "a"}], "rl.algorithm.teacher: served a needs task score, and rl in asked_by"),
@@ -291,11 +291,11 @@ def test_what_is_wrong_with_models_beside_the_policy(
         ),
         (
             ['engine.machines={"nodes": 1}'],
-            "engine.machines.nodes: are of a Slurm allocation, and machine.kind is local",
+            "engine.machines.nodes: only for machine.kind slurm, and it is local",
         ),
         (
             ["machine.kind=slurm", "machine.name=cluster", 'engine.machines={"names": ["a"]}'],
-            "engine.machines: of a trainer in a Slurm allocation, servers are on its own nodes; say nodes",
+            "engine.machines: with machine.kind slurm, servers run on nodes of the trainer's allocation; set nodes",
         ),
         (["machine.kind=slurm"], "name: is required by kind slurm: which cluster of the inventory"),
         (["machine.nodes=2"], "nodes: 2 need kind slurm; elsewhere name further machines in peers"),

@@ -69,6 +69,12 @@ def test_what_cant_be_placed_is_refused(
         replace(pipeline_config, machine=machine, backend=BackendConfig(processes=processes), engine=engine)
 
 
+def test_numbers_that_no_cluster_has_are_refused(pipeline_config: PipelineConfig) -> None:
+    """Found by fuzzing: 2^40 ranks on as many GPUs filled the memory."""
+    with pytest.raises(BadInput, match="processes: "):
+        replace(pipeline_config, machine=MachineConfig(gpus=2**16), backend=BackendConfig(processes=2**40))
+
+
 def served(name: str, **engine: Any) -> Served:
     return Served(name=name, model=PretrainedModel(name="some/model"), engine=EngineConfig(kind="sglang", **engine))
 

@@ -56,6 +56,9 @@ TOLERANCE = 1e-4
 PROMPT = (3, 5, 7, 9)
 CONTEXT = 512
 """Long, so that requests are still under way when something happens to them."""
+MOMENTS = (0.02, 0.05, 0.1, 0.2) * 5
+"""After which a request is aborted, in seconds. vLLM on a CPU leaves a short answer no time beside a long one."""
+MANY = 64
 
 
 def limits() -> ModelLimits:
@@ -283,6 +286,7 @@ def test_goes_on_behind_what_is_there(served: Served) -> None:
 
 
 def test_an_aborted_request_gives_what_it_has(served: Served) -> None:
+    """A server of so small a model may be done before it hears of the abort: then it is asked again."""
     long = request_of(max_new_tokens=CONTEXT - len(PROMPT), temperature=1.0)
 
     async def abort_soon(engine: InferenceEngine) -> Completion:
@@ -291,11 +295,14 @@ def test_an_aborted_request_gives_what_it_has(served: Served) -> None:
         async def ask() -> None:
             found.append(await engine.generate(long))
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask)
-            await under_way(engine)
-            await engine.abort([long.request_id])
-        return found[0]
+        for seconds in MOMENTS:
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                await (anyio.sleep(seconds) if served.kind == "vllm" else under_way(engine))
+                await engine.abort([long.request_id])
+            if found[-1].finish_reason == "abort":
+                break
+        return found[-1]
 
     completion = served.run(abort_soon)
     assert completion.finish_reason == "abort" and len(completion.tokens) < long.max_new_tokens
@@ -450,17 +457,18 @@ def test_a_server_that_dies_under_a_request_is_started_again_and_given_the_weigh
     async def killed(engine: InferenceEngine) -> Completion:
         said: list[Exception] = []
 
-        async def ask() -> None:
+        async def ask(name: str) -> None:
             try:
-                await engine.generate(request_of(max_new_tokens=500, temperature=1.0))
+                await engine.generate(request_of(name, max_new_tokens=500, temperature=1.0))
             except EngineUnavailable as error:
                 said.append(error)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(ask)
-            await under_way(engine)
+            for number in range(MANY):
+                group.start_soon(ask, str(number))
+            await anyio.sleep(0.1)
             os.kill(process_with(port), signal.SIGKILL)
-        assert len(said) == 1
+        assert said
         while not engine.wants_weights():
             await anyio.sleep(0.2)
         await engine.update_weights(weights_of(served_model()), engine.weight_version)
