@@ -60,7 +60,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def prepare_prefect() -> None:
-    """Before it is imported."""
+    """Set Prefect's environment variables. Must be called before Prefect is imported."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "rollouts.machines")
@@ -79,7 +79,7 @@ def _early_server(options: argparse.Namespace) -> TemporaryServer | None:
 
 
 def _begin_server(begun: TemporaryServer | None, config: PipelineConfig) -> Callable[[], None]:
-    """What waits for it; what is imported meanwhile takes as long."""
+    """Start the Prefect server and return a function that waits for it. Imports take as long as its start."""
     from flows.server import begin_server
 
     return begin_server(begun, outputs_of(config))

@@ -1,4 +1,4 @@
-"""What can be started and scheduled in Prefect's UI: a deployment for each config, one to evaluate, one for gc.
+"""The deployments in Prefect's UI: one for each config, one to evaluate, one for gc.
 
 Decision: what is registered is one value, which is written as prefect.yaml beside `configs/` as well. So what the
 server was told can be read, and whoever knows Prefect can change it and give it to `prefect deploy`. A queue for each
@@ -54,7 +54,7 @@ def deploy_command(options: argparse.Namespace) -> int:
 
 
 def read_configs(folder: Path, store: str | None) -> dict[str, PipelineConfig]:
-    """Every config of a folder by its file's name. Raises `BadInput` with the problems of all of them."""
+    """All configs of a folder by file name. Raises `BadInput` with the problems of all of them."""
     configs: dict[str, PipelineConfig] = {}
     problems: list[str] = []
     for file in sorted([*folder.glob("*.py"), *folder.glob("*.json")]):

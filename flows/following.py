@@ -29,7 +29,7 @@ CANCEL_SECONDS = 120.0
 
 
 def print_logs(options: argparse.Namespace) -> int:
-    """Every line that the run's jobs have printed, or those of one stage; with -f also those to come."""
+    """Print the lines that the jobs of a run, or of one of its stages, have printed; with -f also those to come."""
     store = store_named(options.store)
     record = find_run(store.home, options.run)
     if options.stage and options.stage not in [stage.name for stage in record.stages]:
@@ -74,7 +74,7 @@ def cancel_run(options: argparse.Namespace) -> int:
 
 
 def jobs_of(record: RunRecord, stage: str | None = None) -> Sequence[JobRecord]:
-    """Each job of the run, or of one of its stages, once, from where the run's part of its log begins."""
+    """The jobs of a run, or of one of its stages, each once, from where the run's part of the job's log begins."""
     found: dict[tuple[str, str], JobRecord] = {}
     for job in record.jobs:
         if stage in (None, job.stage):

@@ -62,7 +62,7 @@ def print_removals(removals: Sequence[Removal], options: argparse.Namespace) -> 
 
 
 def pin_command(options: argparse.Namespace) -> int:
-    """With no name, list the pins."""
+    """Pin or unpin an artifact or a run. Without a name, list the pins."""
     store = store_named(options.store)
     if options.name is not None:
         name = _pinnable(store, options.name)
@@ -98,7 +98,7 @@ def diff_command(options: argparse.Namespace) -> int:
 
 
 def _published(store: Store) -> list[ArtifactId]:
-    """All but those whose upload is under way or was left unfinished, which are no artifacts yet."""
+    """The published artifacts, without unfinished uploads."""
     with open_index(store) as index:
         known = {entry.artifact.directory for entry in index.all()}
     return [
@@ -109,7 +109,7 @@ def _published(store: Store) -> list[ArtifactId]:
 
 
 def _artifact(store: Store, name: str) -> ArtifactId:
-    """One that is unreadable can only be named by its directory."""
+    """The artifact of a name. An unreadable artifact can only be named by its directory."""
     return artifact_named(name) if name in store.directories() else find_manifest(store, name).artifact
 
 

@@ -39,7 +39,7 @@ def ls_command(options: argparse.Namespace) -> int:
 
 
 def drain_command(options: argparse.Namespace) -> int:
-    """Nobody leases the machine any more, and servers for other machines leave it."""
+    """Drain a machine: nobody leases it any more, and servers for other machines leave it."""
     from infra.connection.remote import Remote
 
     with closing(Remote(options.name, find_host(options.name), REACH_SECONDS)) as remote:

@@ -1,4 +1,4 @@
-"""What is looked at before anything starts: places, inputs, rewards, the Prefect server."""
+"""Checks before anything starts: places, inputs, rewards, the Prefect server."""
 
 import importlib.util
 import json

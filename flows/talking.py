@@ -37,7 +37,7 @@ def chat_command(options: argparse.Namespace) -> int:
 
 
 def serve_command(options: argparse.Namespace) -> int:
-    """Until it is interrupted."""
+    """Serve a policy until it is interrupted."""
     store = store_named(options.store)
     found = find_policy(store, options.policy)
     device = prepare_torch("cpu" if options.cpu else "auto")

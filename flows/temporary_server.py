@@ -38,13 +38,13 @@ SETTINGS = {
 class TemporaryServer:
     api: str
     process: "subprocess.Popen[bytes]"
-    """Its supervisor."""
+    """The supervisor of the server."""
     log: Path
     is_first: bool
     """Whether it makes Prefect's database, which takes a while."""
 
     def wait(self) -> None:
-        """Until it can be used. Raises `RolloutsError` when it has ended."""
+        """Wait until the server answers. Raises `RolloutsError` if it has ended."""
         wait_until_healthy(self.api, self.process, str(self.log))
 
 
@@ -65,7 +65,7 @@ def start_server() -> TemporaryServer:
 
 
 def start_if_wanted() -> TemporaryServer | None:
-    """None where a server is configured, or one of `rollouts up` is there."""
+    """Start a temporary server; None if a server is configured, or if one of `rollouts up` runs."""
     profiles = prefect_home() / "profiles.toml"
     configured = "PREFECT_API_URL" in os.environ or (profiles.is_file() and "PREFECT_API_URL" in profiles.read_text())
     return None if configured or find_server() else start_server()

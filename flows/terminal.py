@@ -102,7 +102,7 @@ def print_record(record: RunRecord, console: Console | None = None) -> None:
 
 
 def _next(record: RunRecord) -> str:
-    """What a person would do now."""
+    """The next step to suggest."""
     if record.state == "Completed":
         return f"open the report; `rollouts report {record.run_id} --against RUN` lays it beside another run"
     if record.state == "Running":

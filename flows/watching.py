@@ -52,7 +52,7 @@ class _Followed:
 
 @dataclass
 class _Seen:
-    """What the jobs of a run have told: what is shown of each training's steps, and how far each stage is."""
+    """What is known of a run from its jobs: metrics of each training's steps, and the progress of each stage."""
 
     records: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class _Seen:
 
 
 def watch_command(options: argparse.Namespace) -> int:
-    """Until the run has ended. With --json each record of metrics is a line."""
+    """Show a run until it has ended. With --json, print each record of metrics as a line."""
     store = store_named(options.store)
     record = find_run(store.home, options.run)
     console, seen = Console(highlight=False), _Seen()

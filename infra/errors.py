@@ -1,4 +1,4 @@
-"""What can go wrong with machines and jobs, and what a retry mends."""
+"""Errors of machines and jobs, and whether a retry can help."""
 
 from rollouts_core.errors import RolloutsError
 

@@ -108,7 +108,7 @@ def inventory_file() -> Path:
 
 
 def load_inventory() -> dict[str, Host]:
-    """Every machine by its name; none where there is no file. Raises `BadInput` with every problem of the file."""
+    """All machines of the inventory by name; none if there is no file. Raises `BadInput` with all its problems."""
     path = inventory_file()
     try:
         tables = tomllib.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What a run brings home: policy, metrics, samples, below `outputs/<run>/`; and the artifacts that its config names."""
+"""Results that a run copies back: policy, metrics, samples, to `outputs/<run>/`; and the artifacts in its config."""
 
 import shutil
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def bring_home(
 
 
 def fetch_file(session: MachineSession, artifact: ArtifactId, name: str, target: Path) -> Path:
-    """One file of an artifact, wherever that lies, below `target`."""
+    """Copy a file of an artifact, on whichever machine that is, into `target`."""
     _fetch(session, artifact, target, name)
     return target / name
 

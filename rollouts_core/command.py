@@ -1,4 +1,4 @@
-"""Where the `rollouts` command begins: whether what it needs is there, before any of it is imported.
+"""The start of the `rollouts` command: checks that what it needs is installed before it imports it.
 
 Decision: it stands in this package, whose name is nobody else's. `flows`, `tasks`, `infra` and `configs` may be another
 distribution's in the same environment, and would be imported in place of ours.
@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def hidden_packages() -> list[str]:
-    """What to tell of packages of ours that another's hide."""
+    """A message for each package of ours that another package of the same name hides."""
     home = Path(__file__).parents[1]
     told = []
     for name in OURS:

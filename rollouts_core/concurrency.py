@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """What went wrong first, out of the groups that structured concurrency wraps it in."""
+    """Raise the first error of an exception group itself; structured concurrency wraps errors in groups."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""What must be ended when its owner ends: jobs, leases, rented machines, connections.
+"""A list of what must end with its owner: jobs, leases, rented machines, connections.
 
 Decision: an ending is noted before the thing begins, and removed after the thing has ended. An interrupt (Ctrl-C,
 SIGTERM, a timeout) may come at any line. If the ending were noted after the start, an interrupt in between would leave
@@ -17,9 +17,9 @@ logger = logging.getLogger("rollouts.machines")
 
 
 class Endings:
-    """What is to be ended, by name, in the order in which it began. Safe to use from several threads.
+    """The things to end, by name, in the order in which they began. Safe to use from several threads.
 
-    At the end of a `with` block all that is noted is ended, and again what an interrupt of that has left.
+    At the end of a `with` block everything noted is ended. If an interrupt breaks that off, the rest is ended then.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class Endings:
             self.end_all()
 
     def note(self, name: str, end: Callable[[], object]) -> None:
-        """Before it begins. `end` must do no harm when called twice, or before the beginning.
+        """Note something before it begins. `end` must do no harm when called twice, or before the thing has begun.
 
-        Raises `RolloutsError` once everything has been ended: nothing may begin any more.
+        Raises `RolloutsError` once everything has been ended: then nothing may begin.
         """
         self._ends[name] = end
         if self._over:

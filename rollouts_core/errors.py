@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 class RolloutsError(Exception):
-    """Every error this project raises on purpose."""
+    """The base class of all errors that this project raises on purpose."""
 
 
 class BadInput(RolloutsError):
@@ -88,7 +88,7 @@ class EngineRefused(EngineError):
 
 
 class MalformedAnswer(EngineError):
-    """What it says makes no sense."""
+    """The engine's answer can't be understood."""
 
 
 class RolloutsStalled(RolloutsError):

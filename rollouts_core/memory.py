@@ -25,7 +25,7 @@ def free_bytes(device: "torch.device") -> int:
 
 
 def begin_peak(device: str) -> None:
-    """From now on `peak_bytes` tells of what comes."""
+    """Begin a measurement: `peak_bytes` is the largest use of memory since this call."""
     if device.startswith("cuda"):
         import torch
 

@@ -1,4 +1,4 @@
-"""Which network leads to another machine. IPv4. Standard library only: it is part of what is sent to hosts."""
+"""The network that leads to another machine. IPv4. Standard library only: it is part of what is sent to hosts."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ def own_address(towards: str) -> str:
 
 
 def interface_variables(towards: str) -> dict[str, str]:
-    """What has gloo and NCCL talk over that network; by themselves they take the one of the host's name."""
+    """The variables that make gloo and NCCL use that network; by default they use the one of the host's name."""
     own = own_address(towards)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

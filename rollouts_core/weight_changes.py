@@ -1,4 +1,4 @@
-"""What has changed between two versions of a file of weights: whole again from the version before and the changes.
+"""The changes between two versions of a file of weights. The new file is made from the old one and the changes.
 
 Decision: an optimizer step is mostly smaller than the last bit of a bfloat16 weight. So most weights of two versions
 are the same, their XOR is mostly zeros, and zlib leaves a small part of it. The low bytes of the 16-bit words come
@@ -27,7 +27,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def change(before: bytes, after: bytes) -> bytes:
-    """From one piece to another of the same length."""
+    """The change from one piece to another of the same length."""
     different = _xor(before, after)
     return zlib.compress(different[::2] + different[1::2], LEVEL)
 

@@ -1,4 +1,4 @@
-"""What happens in a run, as values sent through the standard logger `rollouts.events`.
+"""The events of a run, as values sent through the standard logger `rollouts.events`.
 
 Tasks say what happens and do not know who listens: Prefect gets log lines and progress artifacts, a terminal draws
 progress bars from the same events, a test collects them.
@@ -42,7 +42,7 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class StageRollouts:
-    """Some rollouts of a step of the whole training."""
+    """Some rollouts of a training step."""
 
     name: str
     step: int

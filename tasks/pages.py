@@ -80,7 +80,7 @@ class _Pages(logging.Handler):
         self._do(lambda: self._write(live))
 
     def _do(self, work: Callable[[], object]) -> None:
-        """Nothing any more, once the run has its own report."""
+        """Do work for the run's pages; nothing once the run has its own report."""
         if self._run.record.report is None and not _or_warn("the run's pages", work):
             logger.removeHandler(self)
 

@@ -44,7 +44,7 @@ def report(
 
 
 def read_accuracies(stages: Plan, machine: MachineSession) -> Sequence[AccuracyRecord]:
-    """From the manifests of the evaluation artifacts."""
+    """The accuracies in the manifests of the evaluation artifacts."""
     records = []
     for stage in stages.evaluate:
         summary = machine.manifest(stage.artifact).provenance.summary

@@ -41,7 +41,7 @@ def recording(
 
 
 def planned_stages(stages: Plan, machine: MachineConfig) -> list[tuple[str, str | None]]:
-    """Every stage of the flow in order, with its key where it makes an artifact that is known before it runs."""
+    """All stages of the flow in order, each with its key if its artifact is known before it runs."""
     before = [stage for stage in stages.stages if stage.kind not in ("rl", "evaluate")]
     after = [stage for stage in stages.stages if stage.kind in ("rl", "evaluate")]
     return [

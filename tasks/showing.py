@@ -1,4 +1,4 @@
-"""What Prefect's UI shows of a run beside its states: the plan, each stage's metrics and curves, rollouts, the pages.
+"""The artifacts of a run in Prefect's UI: the plan, each stage's metrics and curves, rollouts, the pages.
 
 Decision: these are Prefect artifacts made by the task that knows, and what they show is read from the stage's artifact
 or the run's results, never kept here. A stage that was cached shows nothing anew: the run that made it has shown it.
@@ -47,7 +47,7 @@ def show_stage(stage: Stage, machine: MachineSession) -> None:
 
 
 def show_failure(stage: str, error: Exception) -> None:
-    """Why a stage failed: its last log lines, and what to do."""
+    """Show why a stage failed: its last log lines, and what to do."""
     create_markdown_artifact(f"```\n{error}\n```", key="failed", description=f"{stage} failed")
 
 

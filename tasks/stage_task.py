@@ -39,7 +39,7 @@ TABLE_SECONDS = 10.0
 
 
 def retry_mends(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    """Only a job that was killed, or a store that did not answer, is worth another attempt; bad input stays bad."""
+    """Whether to try again: only after a job was killed or a store did not answer. Bad input stays bad."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, StoreUnavailable) or (isinstance(error, JobFailed) and error.mendable)
 
@@ -64,7 +64,7 @@ WAITING_TASK: dict[str, Any] = {"timeout_seconds": 30 * 24 * 3600, "persist_resu
 
 @dataclass(frozen=True)
 class ArtifactRef:
-    """What passes between tasks: which artifact."""
+    """A reference to an artifact, passed between tasks."""
 
     artifact: ArtifactId
 
@@ -202,7 +202,7 @@ class _ProgressBar:
 
 
 class _ReplicaTable:
-    """Which replicas generate for a stage, in Prefect: one table, made when there are some and written anew."""
+    """The table of a stage's replicas in Prefect. It is created when there are replicas, then updated."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage

@@ -12,7 +12,7 @@ from tasks.tokenize_array import tokenize_in_array
 
 
 def tokenize(stage: Stage, machine: MachineSession, cluster: MachineSession) -> ArtifactRef:
-    """In parts only where there is something to make. `cluster`: where a job array of parts runs."""
+    """Tokenize; in parts only if the artifact does not exist. `cluster`: runs the job array of parts."""
     assert isinstance(stage.spec, TokenizeSpec), "the planner pairs this stage with its spec"
     settings = stage.spec.tokenization
     if settings.parts > 1 and settings.task_runner == "slurm" and not machine.has(stage.artifact):

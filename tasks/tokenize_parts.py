@@ -34,7 +34,7 @@ from tasks.stage_task import JOB_TASK, run_name
 
 @dataclass(frozen=True)
 class Place:
-    """Where parts are made, as plain data."""
+    """The place that makes parts, as plain data."""
 
     settings: MachineConfig
     home: Path

@@ -1,4 +1,4 @@
-"""What a run announces, passed on to TensorBoard and W&B while it happens."""
+"""A run's events, sent to TensorBoard and W&B while they happen."""
 
 import logging
 from collections.abc import Iterator, Mapping

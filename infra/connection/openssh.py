@@ -109,11 +109,11 @@ class ClientStream:
         self._process.stdin.close()
 
     def recv(self, count: int) -> bytes:
-        """Nothing where the other side has ended. Raises TimeoutError."""
+        """At most `count` bytes; empty if the other side has ended. Raises TimeoutError."""
         return self._read(self._out, count)
 
     def recv_stderr(self, count: int) -> bytes:
-        """What was said until its end, or until there is nothing more for the timeout."""
+        """What the other side wrote to standard error, until its end or until nothing comes for the timeout."""
         said, end = b"", time.monotonic() + self._seconds
         while len(said) < count and time.monotonic() < end:
             if not (piece := self._read(self._err, count - len(said))):

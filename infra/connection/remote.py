@@ -40,13 +40,13 @@ logger = logging.getLogger("rollouts.machines")
 
 
 class Remote:
-    """One host. Safe to use from several threads; they take turns."""
+    """A host that is reached over SSH. Safe to use from several threads; they take turns."""
 
     def __init__(self, name: str, host: Host, patience: float) -> None:
         """`patience`: seconds that a host may not answer. Does not connect yet."""
         self.name, self.host = name, host
         self.work = ""
-        """Its work directory: an absolute path, known once it has answered."""
+        """The host's work directory, an absolute path; known after its first answer."""
         self._patience = patience
         self._connection: Connection | None = None
         self._channel: paramiko.Channel | None = None
@@ -81,7 +81,7 @@ class Remote:
 
     @property
     def user(self) -> str:
-        """Who is logged in as."""
+        """The user on the host."""
         return self.host.user or getpass.getuser()
 
     def host_key(self) -> str:
@@ -91,10 +91,10 @@ class Remote:
 
     @contextlib.contextmanager
     def channel(self, *arguments: str, alone: bool) -> Iterator[Stream]:
-        """To a part of the agent, run as a command of its own; `alone` on its connection, or beside the calls.
+        """Open a stream to a part of the agent, run as its own command; `alone`: on a connection of its own.
 
-        What is alone goes through OpenSSH's client, where it is installed; the stream behind one that it lost through
-        paramiko. Raises `Unreachable`.
+        A stream on its own connection goes through OpenSSH's client, if that is installed. After the client has lost a
+        stream, the next one goes through paramiko. Raises `Unreachable`.
         """
         if alone and has_client() and not self._lost:
             with client_stream(self.host, self.command(*arguments)) as stream:
@@ -139,7 +139,7 @@ class Remote:
         return [self.host.python, f"{self.work}/agent/{agent_archive()[0]}.zip", *arguments]
 
     def close(self) -> None:
-        """Also what an interrupted `close` has left; a call after it connects anew."""
+        """Close the connections, also those that an interrupted `close` left open. A later call connects again."""
         with self._turn:
             self._channel = None
             if self._connection is not None:

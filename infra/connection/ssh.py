@@ -25,7 +25,7 @@ from rollouts_core.errors import BadInput
 
 WINDOW = 2**24
 PACKET = 2**18
-"""What the other side may send at once; with the usual 32 KiB, receiving is four times slower."""
+"""The bytes that the other side may send in a packet. With the usual 32 KiB, receiving is four times slower."""
 BYTES_PER_KEY = 2**35
 """AES-GCM is good for twice as much; paramiko's own limit renews keys every half gigabyte, and stalls doing so."""
 
@@ -111,7 +111,7 @@ def _open_socket(connection: Connection, host: Host) -> None:
 
 
 def _transport(sock: socket.socket, **options: object) -> paramiko.Transport:
-    """With a cipher that the processor does, where the other side has it, and room for fast links."""
+    """A transport that prefers ciphers with hardware support, and has a window that is large enough for fast links."""
     transport = paramiko.Transport(sock, default_window_size=WINDOW, **options)
     security = transport.get_security_options()
     fast = [cipher for cipher in FAST_CIPHERS if cipher in security.ciphers]
@@ -121,7 +121,7 @@ def _transport(sock: socket.socket, **options: object) -> paramiko.Transport:
 
 
 class _Refuse:
-    """What paramiko asks about a host key that it has not found in the known-hosts file."""
+    """The policy that paramiko asks about host keys that are not in the known-hosts file: refuse."""
 
     def __init__(self, name: str, host: Host) -> None:
         self._name, self._host = name, host

@@ -22,7 +22,7 @@ from rollouts_core.errors import BadInput
 
 PIECE = 2**16
 USES = 512
-"""At once; two threads each wait for them."""
+"""The number of connections at the same time; each has two threads."""
 
 logger = logging.getLogger("rollouts.machines")
 
@@ -69,7 +69,7 @@ async def _outward(near: anyio.abc.SocketStream, far: paramiko.Channel, limiter:
 
 
 async def _inward(near: anyio.abc.SocketStream, far: paramiko.Channel, limiter: anyio.CapacityLimiter) -> None:
-    """Until the other side has said everything; a cancellation closes the channel, which ends the wait."""
+    """Copy bytes from the far side until its end. A cancellation closes the channel, which ends the wait."""
     with suppress(OSError, EOFError, paramiko.SSHException, anyio.BrokenResourceError):
         while data := await to_thread.run_sync(far.recv, PIECE, limiter=limiter, abandon_on_cancel=True):
             await near.send(data)

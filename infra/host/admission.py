@@ -56,7 +56,7 @@ def lines() -> list[str]:
 
 
 def rewrite(change: Callable[[list[str]], list[str]]) -> None:
-    """All other lines stay as they are. A file that would not change is not written."""
+    """Change lines of authorized_keys; the other lines stay. The file is written only if it changes."""
     home = Path.home() / ".ssh"
     file = Path(os.path.realpath(home / "authorized_keys"))
     with _alone(home):

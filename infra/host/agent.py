@@ -236,7 +236,7 @@ def artifact(work: Path, name: str) -> str | None:
 
 
 def artifacts(work: Path, names: list[str]) -> list[str]:
-    """Those of the named artifacts that are here."""
+    """The named artifacts that are on this host."""
     return [name for name in names if artifact(work, name)]
 
 
@@ -253,7 +253,7 @@ def discard(work: Path, names: list[str]) -> None:
 
 
 def built(work: Path, key: str) -> dict[str, Any] | None:
-    """What is in an environment, None when there is no such one."""
+    """The description of a Python environment; None if it does not exist."""
     try:
         found: dict[str, Any] = json.loads((work / "environments" / _name(key) / environment.NAME).read_text())
     except (OSError, ValueError):
@@ -268,7 +268,7 @@ def versions(work: Path, python: str) -> dict[str, str]:
 
 
 def imports(work: Path, python: str, check: str) -> dict[str, Any]:
-    """What an interpreter prints when it imports what jobs need."""
+    """The output of an interpreter that imports the packages of jobs."""
     found: dict[str, Any] = _printed(python, check)
     return found
 
@@ -320,7 +320,7 @@ def drain(work: Path, who: str, undo: bool) -> list[dict[str, Any]]:
 
 
 def drained(work: Path) -> dict[str, Any] | None:
-    """Who has drained the machine, and since when; None where nobody has."""
+    """The user who drained the machine, and since when; None if it is not drained."""
     try:
         found: dict[str, Any] = json.loads((work / DRAINED).read_text())
     except (OSError, ValueError):
@@ -338,7 +338,7 @@ def acquire(work: Path, ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_over(work: Path, old: str, job: str, lease: str, token: str, who: str) -> bool:
-    """Have servers that are kept on a lease as a job of one's own; False when they, or the lease, are gone."""
+    """Take over servers that are kept on a lease, as the job `job`. False if they or the lease are gone."""
     if not gpu_leases.renew(work / "leases", _name(lease), _name(token)):
         return False
     if not keeping.take_over(work / "store" / "jobs", _name(old), _name(job)):
@@ -347,7 +347,7 @@ def take_over(work: Path, old: str, job: str, lease: str, token: str, who: str) 
 
 
 def renew(work: Path, lease: str | None, token: str) -> bool:
-    """Also keeps the connection's agent, and a rented host, from ending as idle."""
+    """Renew a lease. This also keeps the agent and a rented host from ending because they are idle."""
     (work / "alive").touch()
     if lease is not None and (work / allocated.FOLDER / _name(lease)).exists():
         return allocations.renew(work / allocated.FOLDER, lease, _name(token))
@@ -414,7 +414,7 @@ def _printed(python: str, code: str) -> Any:
 
 
 def _known(work: Path) -> dict[str, Path]:
-    """Where a file of each digest lies, in the artifacts that are here."""
+    """The files of the artifacts on this host, by digest."""
     known: dict[str, Path] = {}
     for manifest in (work / SHELVES["artifacts"]).glob("*/manifest.json"):
         try:
@@ -470,7 +470,7 @@ def _exactly(count: int) -> bytes | None:
 
 
 def _read_or_end(count: int) -> bytes:
-    """What has come, at most `count` bytes; none when the other side is gone or has been silent for too long."""
+    """The bytes that have come, at most `count`; none if the other side is gone or has been silent for too long."""
     ready, _, _ = select.select([0], [], [], IDLE_SECONDS)
     return os.read(0, count) if ready else b""
 

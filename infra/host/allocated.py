@@ -1,4 +1,4 @@
-"""What Slurm allocations there are, and how the jobs are that they keep. The files are described in `allocations`.
+"""The list of Slurm allocations, and the states of their jobs. The files are described in `allocations`.
 
 Decision: whether a job runs is asked of Slurm and of the agent that keeps it, and not of a lock. Locks on a file system
 that nodes share may not be seen from the login node.
@@ -74,7 +74,7 @@ def kept_jobs(root: Path) -> list[str]:
 
 
 def waits_for(number: str, row: slurm.Row | None, queue: slurm.Queue) -> str:
-    """What a job waits for, for people: why, its place in line, and when Slurm expects its start."""
+    """Why a job waits, as text: the reason, its place in line, and the start that Slurm expects."""
     if queue.away:
         return f"Slurm does not answer: {queue.away}"
     if row is None:
@@ -101,7 +101,7 @@ def keeper_of(directory: Path) -> tuple[Path, int, str] | None:
 
 
 def living(root: Path, jobs: Path, queue: slurm.Queue) -> list[dict[str, Any]]:
-    """All that wait or run, with the fields of `gpu_leases.living`; also `slurm`, the number, `nodes`, whether it is of
+    """All allocations that wait or run: fields of `gpu_leases.living`, `slurm`, the number, `nodes`, whether it is of
     an `array`, and `state`. Those that have ended are removed, and their jobs are told how. Call it under the lock."""
     found, now = [], _now(root)
     for gone in (*root.glob("gone-*"), *root.glob("failed-*")):

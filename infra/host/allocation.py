@@ -61,19 +61,19 @@ LOCAL_DISK = "ROLLOUTS_LOCAL_DISK"
 
 @dataclass
 class Agent:
-    """What one agent knows."""
+    """The state of an agent of an allocation."""
 
     directory: Path
     node: int
     told: Mapping[str, Any]
-    """What the allocation's file says (see `allocations`)."""
+    """The content of the allocation's file (see `allocations`)."""
     kept: dict[str, Any] = field(default_factory=dict)
     """The jobs that run or go on, by name: their variables, and whether there are secret ones."""
     gone_since: dict[str, float] = field(default_factory=dict)
     leaving: str = ""
-    """Why its jobs are to leave: the time is over (time), or Slurm takes the nodes (taken)."""
+    """Why the jobs must leave: the time is over (time), or Slurm takes the nodes (taken); empty if they may stay."""
     seen: dict[str, float] = field(default_factory=dict)
-    """When each holder was last touched, by the clock of whoever touched it."""
+    """The time at which each holder's file was last touched, by the clock of the machine that touched it."""
     heard: float = field(default_factory=time.monotonic)
     """When a run was last heard of, or a job last ran, by the clock here."""
     had_jobs: bool = False
@@ -255,7 +255,7 @@ def _look_after(agent: Agent) -> None:
 
 
 def _leave(agent: Agent) -> None:
-    """Have the jobs leave, then the allocation queued again if some of them are to go on."""
+    """Tell the jobs to leave, then queue the allocation again if some of them are to go on."""
     if agent.node == 0:
         (agent.directory / "leaving").write_text(agent.leaving)
     for name in agent.kept:

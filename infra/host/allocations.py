@@ -116,7 +116,7 @@ def _joinable(there: Sequence[dict[str, Any]], ask: Mapping[str, Any]) -> list[d
 
 
 def _told(root: Path, found: Mapping[str, Any], number: int, queue: slurm.Queue) -> dict[str, Any]:
-    """What a node of an allocation has; or that it is waited for, or never comes. Raises `slurm.Away`."""
+    """The resources of an allocation's node, or that it is waited for, or that it never comes. Raises `slurm.Away`."""
     directory = root / found["lease"]
     row = queue.rows.get(found["slurm"])
     if row is not None and row.reason in slurm.NEVER:
@@ -135,7 +135,7 @@ def _told(root: Path, found: Mapping[str, Any], number: int, queue: slurm.Queue)
 
 
 def _bring_key(directory: Path) -> None:
-    """To a node that does not see this directory, and waits for what it needs to mount it."""
+    """Bring the key to a node that does not see this directory, and that waits for the key to mount it."""
     told = read_json(directory / "allocation.json")
     row = slurm.look(directory.parent).rows.get(told.get("slurm", "")) if told.get("mount") else None
     if row is not None and row.state in LIVE:
@@ -194,7 +194,7 @@ def submit_array(root: Path, names: Sequence[str], ask: Mapping[str, Any]) -> st
 
 
 def _description(ask: Mapping[str, Any], jobs: list[str], components: list[int], array: bool = False) -> dict[str, Any]:
-    """What an agent and the login node know of an allocation; its number comes when it is submitted."""
+    """The description of an allocation, for agents and the login node. Its number is added when it is submitted."""
     return {
         "slurm": "", "who": ask["who"], "jobs": jobs, "since": time.time(), "components": components,
         "signal": ask["slurm"]["signal"], "asked": _asked(ask["slurm"]), "array": array,
@@ -204,7 +204,7 @@ def _description(ask: Mapping[str, Any], jobs: list[str], components: list[int],
 
 
 def _write_description(directory: Path, told: Mapping[str, Any]) -> None:
-    """Before it is submitted, since its agent reads it."""
+    """Write the description. This must come before the submission, since the agent reads it."""
     (directory / "holders").mkdir(parents=True, mode=0o700)
     write_json(directory / "allocation.json", told)
 
@@ -230,7 +230,7 @@ def _options(lease: str, asked: Mapping[str, Any], component: Mapping[str, Any])
 
 
 def _script(asked: Mapping[str, Any], directory: str) -> str:
-    """What Slurm keeps of the job, and shows to others: no variable and no secret is in it."""
+    """The script of the job. Slurm stores it and shows it to other users, so it has no variables and no secrets."""
     modules = [f"module load {module} || exit 1" for module in asked["modules"]]
     if asked["mount"]:
         return mounting.script(asked["agent"][0], Path(asked["agent"][1]), directory, modules)

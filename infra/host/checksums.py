@@ -1,4 +1,4 @@
-"""What running servers hold, in their own words: the version and a checksum of each replica's weights. Standard
+"""The version and a checksum of the weights that each replica holds, as the servers report them. Standard
 library only.
 
 Decision: the checksum is taken of the tensors that a server computes with, by the server itself. Two engines give two
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 300.0
-"""For one replica's answer: it reads all of its weights."""
+"""The deadline of a replica's answer: it reads all of its weights."""
 
 
 def checksums_here(jobs: Path, name: str) -> list[dict[str, Any]]:
-    """For each replica in the job's directory: `name`, and `version` and `checksum`, or `problem`."""
+    """For each replica of the job: `name`, with `version` and `checksum`, or with `problem`."""
     try:
         replicas = json.loads((jobs / name / "servers.json").read_text())["replicas"]
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""What a Slurm cluster is: reported as its commands tell it, judged by whoever asks."""
+"""A report of a Slurm cluster by its own commands. The caller judges it."""
 
 import getpass
 import json

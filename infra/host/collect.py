@@ -1,4 +1,4 @@
-"""What of a host's store no kept run needs. Standard library only.
+"""The entries of a host's store that no kept run needs. Standard library only.
 
     <work>/runs/<run>.json   which artifacts a run needs: written before the run looks what is there
 
@@ -18,7 +18,7 @@ from typing import Any
 from infra.host import allocated, allocations, gpu_leases, jobs
 
 BESIDE = re.compile(r"^serve-|-here$|-(ranks|node)-\d+$")
-"""What tells the jobs beside that of an artifact from it."""
+"""The names of jobs beside an artifact's own job."""
 
 
 def note_run(work: Path, run: str, name: str, token: str, needs: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ async def until_drained(note: Path, replicas: Sequence[Any], tell: Callable[[], 
 
 
 def _post(url: str, body: dict[str, Any]) -> None:
-    """What is not heard is ended with the server anyway."""
+    """Send a request. A failure is ignored, because the server ends anyway."""
     asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with suppress(OSError), opener.open(asked, timeout=ABORT_SECONDS):

@@ -60,7 +60,7 @@ def main(directory: Path) -> int:
 
 
 def _install(spec: dict[str, object], building: Path, requirements: Path) -> str:
-    """With uv where the host has it, otherwise with venv and pip. Returns which."""
+    """Install the packages with uv if the host has it, otherwise with venv and pip. Returns the tool's name."""
     pins, wheels = spec["requirements"], spec["wheels"]
     assert isinstance(pins, list), "a list of requirements"
     requirements.write_text("".join(f"{pin}\n" for pin in pins))

@@ -1,4 +1,4 @@
-"""What a host is: reported as it finds it, judged by whoever asks."""
+"""A report of a host's facts. The caller judges them."""
 
 import os
 import platform
@@ -37,8 +37,8 @@ def facts(work: Path) -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """For every GPU that the driver names, or every MIG slice of one that is divided: place, UUID, model, memory in
-    MiB, driver version. None without a driver."""
+    """The GPUs that the driver lists, or the MIG slices of a divided one: place, UUID, model,
+    memory in MiB, driver version. Empty without a driver."""
     rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI).splitlines()]
     rows = [row for row in rows if len(row) == 6 and row[0].isdigit() and row[3].isdigit()]
     slices = slices_of(_asked(["nvidia-smi", "-L"])) if any(row[5] == "Enabled" for row in rows) else {}
@@ -54,8 +54,8 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def gpu_use() -> list[dict[str, Any]]:
-    """For every GPU that the driver names: place, share of the last second that it worked, memory in use (MiB), power
-    (W), temperature (°C); None where the driver does not say."""
+    """The use of the GPUs that the driver lists: place, share of the last second that it worked, memory in use (MiB),
+    power (W), temperature (°C); None for what the driver does not report."""
     rows = [[field.strip() for field in line.split(",")] for line in _asked(NVIDIA_SMI_USE).splitlines()]
     return [
         {"index": int(row[0]), "utilization": _percent(row[1]), "memory_used": _number(row[2]),
@@ -72,7 +72,7 @@ def visible(places: Iterable[int], there: Sequence[Mapping[str, Any]]) -> str:
 
 
 def slices_of(listing: str) -> dict[str, list[tuple[str, str, int]]]:
-    """From the output of `nvidia-smi -L`: the MIG slices of each GPU's UUID, as UUID, profile and MiB."""
+    """The MIG slices of each GPU's UUID in the output of `nvidia-smi -L`, as UUID, profile and MiB."""
     found: dict[str, list[tuple[str, str, int]]] = {}
     whole = ""
     for line in listing.splitlines():

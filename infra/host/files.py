@@ -6,12 +6,12 @@ from typing import Any
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Write JSON to a file atomically: a reader never sees a part of it."""
     write_text(path, json.dumps(value))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What is there; nothing where it is not, or can't be read."""
+    """The JSON object in a file; empty if the file does not exist or can't be read."""
     try:
         value: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -43,11 +43,11 @@ PIECE = 2**18
 WINDOW = 2**22
 """Bytes that are read ahead."""
 MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What comes of a request of another shape than it should have."""
+"""The exceptions of code that meets a request of another shape than it expects."""
 
 
 class Gate:
-    """What may be asked of the servers in a directory."""
+    """The gate of the servers in a directory: it accepts the requests that a trainer may make."""
 
     def __init__(
         self, directory: Path, memory: Path, look: Callable[[], dict[str, Any]], ways: Mapping[str, int] = NO_WAYS
@@ -119,7 +119,7 @@ class Gate:
         return {"problem": f"{asked['do']!r} is not known here"}
 
     async def _put(self, asked: dict[str, Any], reader: asyncio.StreamReader, onward: Onward) -> dict[str, Any]:
-        """Two transfers of one file do not mix: the later one waits."""
+        """Receive a file of weights. Two transfers of the same file do not mix: the later one waits."""
         version, name = int(asked["version"]), weight_files.plain(asked["name"])
         async with self._busy.setdefault(name, asyncio.Lock()):
             with weight_files.arriving(self._memory, version, name) as file:
@@ -144,7 +144,7 @@ async def _take_whole(file: weight_files.File, size: int, reader: asyncio.Stream
 async def _take_changes(
     file: weight_files.File, sizes: Sequence[int], reader: asyncio.StreamReader, onward: Onward
 ) -> None:
-    """Several pieces are made whole at the same time, and taken in order."""
+    """Make pieces of the new file from the changes, several at the same time, and write them in order."""
     making: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(THREADS) as threads:
         for size in sizes:

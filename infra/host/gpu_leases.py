@@ -1,4 +1,4 @@
-"""Who may use a host's GPUs, said by the host.
+"""Leases of a host's GPUs, kept by the host.
 
     <root>/<id>/lease.json   GPUs, whom they were given to, the jobs that run on them
     <root>/<id>/holders/<token>   touched by every run that uses the lease; its content names the run
@@ -121,15 +121,15 @@ def release(root: Path, jobs: Path, token: str, for_good: bool) -> None:
 
 
 def living(root: Path, jobs: Path) -> list[dict[str, Any]]:
-    """All leases: `lease`, `gpus`, `who`, `since`, `jobs`, `running` (jobs), `holders` (tokens), and `kept`, what is
-    told of servers that wait there for another run."""
+    """All leases: `lease`, `gpus`, `who`, `since`, `jobs`, `running` (jobs), `holders` (tokens), and `kept`, the
+    description of servers that are kept there for another run."""
     with alone(root):
         return _living(root, jobs)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """One at a time; the kernel gives the lock back whatever happens."""
+    """Hold the lock of the leases. The kernel releases it whatever happens to the process."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -24,7 +24,7 @@ from rollouts_core.store.locks import is_held, try_lock
 
 START_DEADLINE = 30.0
 TURN_DEADLINE = 8.0
-"""For another start of the same job to be over."""
+"""The deadline for another start of the same job to end."""
 CANCEL_DEADLINE = 25.0
 READ_AT_ONCE = 2**20
 LOOK_SECONDS = 0.05
@@ -94,7 +94,7 @@ def poll(jobs: Path, name: str) -> dict[str, Any]:
 
 
 def attempt(jobs: Path, name: str) -> dict[str, int]:
-    """Where in log and metrics the current attempt's output begins, in bytes."""
+    """The offsets in log and metrics at which the current attempt's output begins, in bytes."""
     begun = read_json(jobs / name / "attempt.json")
     return {"log": begun.get("log", 0), "metrics": begun.get("metrics", 0)}
 
@@ -172,7 +172,7 @@ def _refuse_withdrawn(directory: Path, job: Mapping[str, Any]) -> None:
 
 
 def _run(directory: Path, runner: list[str], starting: int, environment: Mapping[str, str]) -> None:
-    """Have the runner start what the directory describes. Raises `JobError`."""
+    """Start the job that the directory describes with the runner. Raises `JobError`."""
     name = directory.name
     try:
         done = subprocess.run(
@@ -187,7 +187,8 @@ def _run(directory: Path, runner: list[str], starting: int, environment: Mapping
 
 @contextmanager
 def _starting(directory: Path) -> Iterator[int]:
-    """One start at a time; yields the lock's descriptor. The lock is free when all who were given it have closed it."""
+    """Hold the lock of starts, and yield its descriptor. The lock is free when all processes that got it have closed
+    it."""
     with (directory / "starting").open("w") as lock:
         end = time.monotonic() + TURN_DEADLINE
         while not try_lock(lock.fileno()):

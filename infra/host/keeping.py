@@ -39,7 +39,7 @@ def place(jobs: Path, name: str) -> None:
 
 
 def keep(jobs: Path, name: str, label: str, key: str, seconds: float) -> bool:
-    """Have a job stay, asked by nobody, for so long; False where it does not run."""
+    """Keep a job for so many seconds although no run asks for it. False if it does not run."""
     directory = (jobs / name).resolve()
     if not is_held(directory / "lock"):
         return False
@@ -52,13 +52,13 @@ def keep(jobs: Path, name: str, label: str, key: str, seconds: float) -> bool:
 
 
 def kept(jobs: Path, names: Sequence[str]) -> dict[str, Any] | None:
-    """What is told of running jobs that are all kept for another run; None where one of them is not."""
+    """The description of running jobs that are all kept for another run; None if one of them is not."""
     told = [_told(jobs / name) for name in names]
     return told[0] if told and all(told) else None
 
 
 def take_over(jobs: Path, old: str, name: str) -> bool:
-    """From now on the kept job has this name; False where it has ended meanwhile."""
+    """Give the kept job another name. False if it has ended."""
     directory, link = (jobs / old).resolve(), jobs / name
     if not is_held(directory / "lock"):
         return False

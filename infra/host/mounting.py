@@ -38,9 +38,9 @@ WAIT_SECONDS = 900.0
 MOUNT_SECONDS = 10.0
 STEP_SECONDS = 12.0
 DONE, FILES = "mounted", "files"
-"""What a node says that has mounted, and how its socket is called."""
+"""The message of a node that has mounted, and the name of its socket."""
 FRESH = "dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0,reconnect"
-"""What others change on the login node is seen at once."""
+"""Options of sshfs with which changes on the login node are seen at once."""
 LOADER = """
 import base64, os, sys
 def kept(data):
@@ -67,7 +67,7 @@ with socket.socket(socket.AF_UNIX) as there:
 
 
 def admit(directory: Path, minutes: int) -> None:
-    """On the login node: make the key of an allocation, good for reading and writing files here, for so long."""
+    """On the login node: make the key of an allocation. It allows access to files here for so many minutes."""
     public = " ".join(make_key(directory).split()[:2])
     until = time.strftime("%Y%m%d%H%M", time.localtime(time.time() + 60 * (minutes + MARGIN_MINUTES)))
     own = f'restrict,command="internal-sftp",expiry-time="{until}" {public} {MARK}{directory.resolve()}'
@@ -105,7 +105,7 @@ def script(python: str, archive: Path, directory: str, modules: list[str]) -> st
 
 
 def main(directory: Path, word: str) -> int:
-    """On a node: mount, then keep jobs until nobody wants the allocation any more."""
+    """On a node: mount the directory, then keep jobs until no run needs the allocation."""
     if word != "0":
         told = json.load(sys.stdin)
         with _mounted(told, directory):
@@ -132,7 +132,7 @@ def _command(python: str) -> list[str]:
 
 @contextmanager
 def _brought(directory: Path) -> Iterator[tuple[bytes, socket.socket]]:
-    """What the login node brings, and where it is told how it went."""
+    """The bytes that the login node brings, and the socket for the answer to it."""
     with node_socket.listening(directory, FILES, WAIT_SECONDS) as asked:
         while True:
             connection, _ = asked.accept()
@@ -148,7 +148,7 @@ def _brought(directory: Path) -> Iterator[tuple[bytes, socket.socket]]:
 
 @contextmanager
 def _mounted(told: Mapping[str, Any], directory: Path) -> Iterator[None]:
-    """Until the allocation's directory is seen. Raises `OSError` with the last words of sshfs."""
+    """Mount the directory and wait until it can be read. Raises `OSError` with the last lines of sshfs."""
     work = Path(told["work"])
     work.mkdir(parents=True, exist_ok=True)
     key, hosts = _in_memory(told["key"]), _in_memory(f"{server_name(told['host'], told['port'])} {told['host_key']}\n")

@@ -38,7 +38,7 @@ def begin(directory: Path, node: int) -> int:
 
 @contextmanager
 def listening(directory: Path, what: str, patience: float) -> Iterator[socket.socket]:
-    """For requests about `what` of an allocation; `patience`: seconds for one to come."""
+    """Listen for requests about `what` of an allocation; `patience`: seconds to wait for each."""
     with socket.socket(socket.AF_UNIX) as asked:
         asked.bind(name_of(directory, what))
         asked.listen(8)

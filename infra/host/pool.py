@@ -34,11 +34,11 @@ AGAIN_SECONDS = 2.0
 
 @dataclass
 class Link:
-    """What is known of a machine, and the ports here that lead to it."""
+    """The state of a machine, and the ports here that lead to it."""
 
     machine: Machine
     port: int = 0
-    """Here; leads to the gate there. 0: there is no connection."""
+    """A port here that leads to the machine's gate. 0: there is no connection."""
     told: dict[str, Any] = field(default_factory=dict)
     doors: dict[tuple[str, int], asyncio.Server] = field(default_factory=dict)
     """The ports that lead to each start of a replica."""
@@ -74,7 +74,7 @@ def main(directory: Path) -> int:
 
 
 async def _keep_links(directory: Path, spec: dict[str, Any]) -> None:
-    """One task for each machine that is named now."""
+    """Run a task for each machine that is named in the file now."""
     loop, whole = asyncio.get_running_loop(), asyncio.current_task()
     assert whole is not None, "run by asyncio.run"
     loop.add_signal_handler(signal.SIGTERM, whole.cancel)
@@ -174,7 +174,7 @@ async def _lead(link: Link, start: tuple[str, int], reader: asyncio.StreamReader
 
 
 def _pass_complaints(directory: Path, links: list[Link]) -> None:
-    """What the trainer says against a replica, to the machine that has it."""
+    """Pass the trainer's complaints about a replica on to the replica's machine."""
     if not directory.exists():
         return
     for link in links:

@@ -1,4 +1,4 @@
-"""From one machine with servers on to others: new weights that come here are passed on. Standard library only.
+"""A relay of new weights from a machine with servers to further machines. Standard library only.
 
     onward.json   in the job's directory: the machines that this one passes weights on to
 
@@ -60,7 +60,8 @@ async def _looked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 class Onward:
-    """What is passed on of one connection: a message with `on`, machines by name with what goes on from there."""
+    """The messages of a connection that are passed on. `on` of a message: the next machines by name, each with the
+    machines after it."""
 
     def __init__(self, ways: Mapping[str, int]) -> None:
         self._ways = ways

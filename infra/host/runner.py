@@ -189,7 +189,7 @@ def _read_json(name: str) -> dict[str, Any]:
 
 
 def _write_json(name: str, value: dict[str, Any]) -> None:
-    """Whole or not at all; tried again while the disk is full, since whoever follows waits for it."""
+    """Write JSON to a file atomically. Tries again while the disk is full, since a follower waits for the file."""
     unfinished = name + ".unfinished"
     for _ in range(20):
         try:

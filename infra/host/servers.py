@@ -50,7 +50,7 @@ class ServersFailed(Exception):
 
 
 class Server:
-    """One server: what is known of it, and its last lines."""
+    """A server: its state, and its last lines."""
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry
@@ -170,7 +170,7 @@ async def _start(server: Server, network: dict[str, str]) -> asyncio.subprocess.
 
 
 async def _until_ready(server: Server, process: asyncio.subprocess.Process, seconds: float) -> str:
-    """Nothing once it answers, or why it does not."""
+    """Wait until the server answers. Returns the problem if it does not; otherwise an empty text."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.returncode is not None:
@@ -182,7 +182,7 @@ async def _until_ready(server: Server, process: asyncio.subprocess.Process, seco
 
 
 async def _until_bad(server: Server, process: asyncio.subprocess.Process, patience: float, complaint: Path) -> str:
-    """Why it must be started again."""
+    """Wait until the server must be started again, and return the reason."""
     heard = time.monotonic()
     while True:
         try:
@@ -248,13 +248,13 @@ def answers(url: str, seconds: float) -> bool:
 
 
 def _visible(places: list[int]) -> dict[str, str]:
-    """Which of the leased GPUs a server is to see."""
+    """The environment variable with the leased GPUs that a server is to see."""
     leased = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(leased[place] for place in places)} if places else {}
 
 
 def _complained(file: Path, url: str) -> str:
-    """What was said against this start of it; complaints about earlier ones are dropped."""
+    """The complaint about this start of the server; complaints about earlier starts are dropped."""
     try:
         said = json.loads(file.read_text())
         file.unlink()

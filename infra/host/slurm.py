@@ -54,7 +54,7 @@ class Row:
     state: str
     reason: str
     start: str
-    """When Slurm expects it to start, in the cluster's time; N/A where it does not say."""
+    """When Slurm expects it to start, in the cluster's time; N/A if Slurm does not say."""
     partition: str
     nodes: str
 
@@ -95,8 +95,8 @@ def forget(root: Path) -> None:
 
 
 def place_in_line(number: str, partition: str) -> tuple[int, int]:
-    """Which of the waiting jobs of its partition a job is, counted from 1, and how many they are; 0 of 0 where Slurm
-    does not say."""
+    """The place of a job among the waiting jobs of its partition, from 1, and their number; 0 of 0 if Slurm does
+    not say."""
     try:
         waiting = asked(["squeue", "-h", "-t", "PENDING", "-p", partition, "--sort=-p,i", "-o", "%i"]).split()
     except (Away, Refused):
@@ -105,7 +105,7 @@ def place_in_line(number: str, partition: str) -> tuple[int, int]:
 
 
 def how_it_ended(number: str) -> str:
-    """Its state, as Slurm names it; empty where it has forgotten the job. Raises `Away`."""
+    """The state of a job, as Slurm names it; empty if Slurm has forgotten the job. Raises `Away`."""
     try:
         found = ENDED.search(asked(["scontrol", "-o", "show", "job", number]))
     except Refused:
@@ -114,8 +114,8 @@ def how_it_ended(number: str) -> str:
 
 
 def running(number: str) -> tuple[str, int] | None:
-    """For a job that runs: the number by which steps are asked for, which an array's element does not have in its name,
-    and how often it was queued again. None where it does not run, or Slurm does not say."""
+    """For a running job: the number that steps need, which is not in the name of an array's element,
+    and how often it was queued again. None if it does not run, or if Slurm does not say."""
     try:
         found = RUNNING.search(asked(["scontrol", "-o", "show", "job", number]))
     except (Away, Refused):
@@ -132,7 +132,7 @@ def cancel(number: str) -> None:
 
 
 def requeue(number: str) -> None:
-    """Have the job end and wait for its turn again. Raises `Refused` or `Away`."""
+    """End a job and queue it again. Raises `Refused` or `Away`."""
     asked(["scontrol", "requeue", number])
 
 

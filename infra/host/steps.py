@@ -1,4 +1,4 @@
-"""What is done on a node of a Slurm allocation, asked for on the login node: each a step of the allocation.
+"""Work on a node of a Slurm allocation, asked for on the login node. Each is a step of the allocation.
 
 Decision: a request goes over the standard input of the step, so that nothing in it is written down.
 """
@@ -20,14 +20,14 @@ STEP_SECONDS = 12.0
 STEPS_SECONDS = 24.0
 """After a restart, Slurm's controller refuses steps for some seconds."""
 GONE = re.compile("invalid job id|completing or completed|revoked|expired|not running", re.IGNORECASE)
-"""What Slurm says about a step whose allocation ends."""
+"""Slurm's words about a step whose allocation ends."""
 LENGTH = struct.Struct(">I")
 
 
 def start(root: Path, lease: str, node: int, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Have the agent of a node start a job: its answer; None when the allocation has ended, or Slurm does not answer.
+    """Ask a node's agent to start a job. Returns its answer; None if the allocation has ended or Slurm doesn't answer.
 
-    A start may be asked for twice.
+    It does no harm to ask twice.
     """
     try:
         printed = _printed(
@@ -52,8 +52,8 @@ def ask(root: Path, lease: str, node: int, call: str, seconds: float, **argument
 
 
 def _printed(directory: Path, node: int, arguments: Sequence[str], given: bytes, seconds: float) -> bytes:
-    """What a part of the agent prints on a node. Raises `slurm.Away` when the allocation has ended or Slurm does not
-    answer, `slurm.Refused` with what it said for a while instead."""
+    """The output of a part of the agent, run on a node. Raises `slurm.Away` if the allocation has ended or Slurm does
+    not answer, `slurm.Refused` with Slurm's message if it refuses for some time."""
     told, found = read_json(directory / f"node-{node}.json"), read_json(directory / "allocation.json")
     row = slurm.look(directory.parent).rows.get(found.get("slurm", ""))
     if not told or row is None or row.state not in LIVE:

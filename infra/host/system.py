@@ -1,4 +1,4 @@
-"""What processes ask of the system. Standard library only."""
+"""Questions of processes to the system. Standard library only."""
 
 import ctypes
 import signal

@@ -45,7 +45,7 @@ def before(memory: Path, version: int) -> dict[str, str]:
 
 
 class File:
-    """One that arrives."""
+    """A file of weights that arrives."""
 
     def __init__(self, place: Path, opened: BinaryIO, before: BinaryIO | None) -> None:
         self._place, self._opened, self._before, self._digest = place, opened, before, hashlib.sha256()

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.5
 
 @dataclass
 class _Element:
-    """One of the stages, and how far its job's output is read."""
+    """A stage of the array, and how far its job's output has been read."""
 
     stage: Stage
     job: Job
@@ -30,13 +30,13 @@ class _Element:
     lines: Lines = field(default_factory=Lines)
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     waits: str | None = None
-    """What it waits for; empty while it runs, None once its artifact is here."""
+    """What the job waits for; empty while it runs, None once its artifact is here."""
 
 
 def make_in_array(
     name: str, stages: Sequence[Stage], session: MachineSession, at_once: int | None
 ) -> Iterator[LogLine | Progress]:
-    """Have the session's cluster make the stages, and bring their artifacts here. `name`: the stage that they are for.
+    """Make stages in a job array on the session's cluster, and bring their artifacts here. `name`: of the whole stage.
 
     Raises `JobFailed` with the last lines of the first that failed; then, and when whoever waits is interrupted, the
     others are ended.

@@ -24,7 +24,7 @@ def refuse_unplaceable(stages: Iterable[Stage], session: MachineSession) -> None
 
 
 def placement_for(stage: Stage, session: MachineSession) -> Placement:
-    """Where the stage's ranks and servers go, on the machine of rank 0. Raises `BadInput` where they do not fit."""
+    """The GPUs of the stage's ranks and servers, on the machine of rank 0. Raises `BadInput` if they do not fit."""
     engine = servers_of(stage.spec)
     alone = engine is not None and isinstance(stage.spec, EvaluateSpec)
     ranks = 0 if alone else processes_of(stage) // (1 + len(session.peers))

@@ -1,4 +1,4 @@
-"""One training over several machines: the job that makes the stages on one, a job of ranks on each of the others.
+"""Training over several machines: the job that makes the stages on one, a job of ranks on each of the others.
 
 Decision: a group is as many jobs as machines. Nothing new watches over them: each has its runner, ranks end when their
 connection to rank 0 does, and whoever follows the first job looks after the others and ends all when one is gone.
@@ -42,7 +42,7 @@ def ranks_of(job: str, node: int) -> str:
 
 
 def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
-    """What runs on each of the others; `job` is told of the group."""
+    """The jobs of the other machines. `job` is the first machine's, whose spec has the group."""
     return [
         replace(
             job,
@@ -55,7 +55,7 @@ def peer_jobs(job: Job, peers: Sequence[SSHMachine]) -> list[Job]:
 
 
 def watch_peers(peers: Sequence[SSHMachine], job: str) -> "PeerWatch":
-    """From the beginning of what their current attempts have printed; `job` is the first machine's."""
+    """Watch the other machines, from the beginning of their current attempts' output; `job` is the first machine's."""
     ranks = {peer.name: ranks_of(job, node) for node, peer in enumerate(peers, 1)}
     return PeerWatch(peers, ranks, {peer.name: peer.attempt(ranks[peer.name]) for peer in peers})
 
@@ -75,7 +75,7 @@ class PeerWatch:
     _looked: float = 0.0
 
     def look(self, now: bool = False) -> Iterator[LogLine]:
-        """What they have printed. Raises `JobFailed` naming the machine whose ranks are gone."""
+        """The lines of the other machines. Raises `JobFailed` naming the machine whose ranks are gone."""
         if not now and time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
@@ -83,7 +83,8 @@ class PeerWatch:
             yield from self._look(peer)
 
     def blame(self) -> Iterator[LogLine]:
-        """Once the first machine's job has failed: as `look`, when the ranks' jobs have had time to end."""
+        """Look for a cause on the other machines, once the first machine's job has failed. Gives their jobs time to
+        end."""
         end = time.monotonic() + END_SECONDS
         while waiting := [status for peer in self.peers if (status := self._status(peer)).state in UNDECIDED]:
             if time.monotonic() > end:

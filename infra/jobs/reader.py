@@ -12,16 +12,16 @@ LAST_LINES = 25
 
 @dataclass
 class JobReader:
-    """What a job prints and records, from the beginning of its current attempt."""
+    """Reads what a job prints and records, from the beginning of its current attempt."""
 
     machine: Machine
     job: str
     status: JobStatus = field(default_factory=lambda: JobStatus("running"))
-    """Its status at the last look."""
+    """The job's status at the last look."""
     known: dict[str, Any] = field(default_factory=dict)
-    """The latest of each thing that was recorded."""
+    """The latest record of each name."""
     last: list[str] = field(default_factory=list)
-    """Its last lines."""
+    """The job's last lines."""
     _at: Offsets | None = None
     _lines: Lines = field(default_factory=Lines)
     _records: Lines = field(default_factory=Lines)
@@ -40,5 +40,5 @@ class JobReader:
         return new
 
     def started_again(self) -> None:
-        """What it prints from now on is of another attempt."""
+        """Note that the job was started again: its next output is of another attempt."""
         self._at = None

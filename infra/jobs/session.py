@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Glimpse:
-    """Some rollouts of a step."""
+    """Some rollouts of a step, to show."""
 
     stage: str
     step: int
@@ -63,7 +63,7 @@ class Cursor:
     lines: Lines = field(default_factory=Lines)
     records: Lines = field(default_factory=Lines)
     ahead: list[LogLine | Told] = field(default_factory=list)
-    """What is told of stages whose turn has not come: the job may be ahead of whoever follows it."""
+    """Output of later stages: the job may be ahead of the flow."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
@@ -71,7 +71,7 @@ class Watch(Protocol):
     """Looks after what a job needs on other machines."""
 
     def look(self) -> Iterator[LogLine | Serving]:
-        """What is to be told since the last look; does what is to be done."""
+        """Do the work that is due, and yield what happened since the last look."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class MachineSession:
     served: tuple[Served, ...] = ()
     """The models that the run asks beside its policy."""
     beside: dict[str, str] = field(default_factory=dict)
-    """For models whose servers run: under which name `services` and `pools` have them, by the model's name."""
+    """The name that `services` and `pools` have for the running servers of a model, by the model's name."""
     watches: dict[str, PeerWatch] = field(default_factory=dict)
-    """Who looks after the peers' ranks, by the name of the job that they belong to."""
+    """The watches of the ranks on other machines, by the name of the job that they belong to."""
     pools: dict[str, Watch] = field(default_factory=dict)
-    """Who looks after the servers on other machines; named as in `services`."""
+    """The watches of servers on other machines, named as in `services`."""
     asked_by: str | None = None
-    """Who else asks for the session's jobs, and may cancel them."""
+    """Another name under which the session's jobs are asked for, and may be cancelled."""
 
     def asked(self, job: str) -> list[str]:
         """Under which names `services` and `pools` have what a job asks."""

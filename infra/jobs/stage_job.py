@@ -192,7 +192,7 @@ def stage_job(chain: Sequence[Stage], session: MachineSession, found: Collection
 
 
 def _output_of(stage: Stage, cursor: Cursor, log: bytes, metrics: bytes) -> list[LogLine | Told]:
-    """What is new and concerns this stage; what is told of others is kept for them."""
+    """The new output of this stage. Output of other stages is kept for them."""
     output = [*cursor.ahead, *_taken_in(cursor, log, metrics)]
     others = {id(event) for event in output if isinstance(event, Told) and event.stage != stage.name}
     cursor.ahead = [event for event in output if id(event) in others]
@@ -200,7 +200,7 @@ def _output_of(stage: Stage, cursor: Cursor, log: bytes, metrics: bytes) -> list
 
 
 def _rest_of(stage: Stage, job: str, machine: Machine, cursor: Cursor) -> Iterator[LogLine | Told]:
-    """What the job wrote before its artifact was there."""
+    """The output that the job wrote before its artifact was published."""
     while True:
         watched = machine.watch(job, Offsets(cursor.log, cursor.metrics), 0.0)
         if not watched.log and not watched.metrics:

@@ -73,7 +73,7 @@ def disk_finding(facts: Mapping[str, Any]) -> Finding:
 
 
 def clock_finding(facts: Mapping[str, Any]) -> Finding:
-    """Nothing here compares clocks, but certificates, object stores and logs do."""
+    """The finding about the clock. This project compares no clocks, but certificates, object stores and logs do."""
     skew = facts["clock"] - time.time()
     found = f"{abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
     if abs(skew) > MAX_SKEW_SECONDS:

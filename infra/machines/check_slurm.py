@@ -19,7 +19,7 @@ LIMITS = {
 
 
 def check_cluster(remote: Remote, slurm: Slurm) -> Iterator[Finding]:
-    """One finding after another."""
+    """Check a Slurm cluster. Yields its findings."""
     programs = [*shlex.split(slurm.container or "")[:1], *(["sshfs"] if slurm.sshfs else [])]
     told = remote.call(
         "cluster", ANSWER_SECONDS, partition=slurm.partition, options=chosen_options(slurm), python=remote.host.python,
@@ -77,7 +77,7 @@ def quota_finding(quota: Mapping[str, Any]) -> Finding:
 
 
 def node_findings(node: Mapping[str, Any], work: str, slurm: Slurm) -> Iterator[Finding]:
-    """What a job on a node found there."""
+    """The findings of a job on a node."""
     if "error" in node:
         advice = "check again when a node is free; what nodes see is not known until then"
         yield Finding("node", "warning", node["error"], advice)

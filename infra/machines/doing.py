@@ -1,4 +1,4 @@
-"""What the machines of an inventory do, and for whom: asked of all at once."""
+"""What the machines of an inventory do, and for whom. All are asked at the same time."""
 
 import time
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from rollouts_core.errors import BadInput
 
 @dataclass(frozen=True)
 class Doing:
-    """What a machine says of itself."""
+    """The state of a machine, as it reports it."""
 
     problem: str = ""
-    """Why it does not say anything."""
+    """Why the machine does not report; empty if it does."""
     drained_by: str = ""
     leases: tuple[Mapping[str, Any], ...] = ()
     """Leases, as `infra.host.gpu_leases.living` gives them."""
@@ -27,7 +27,7 @@ class Doing:
     """Servers by job: how many answer, and of how many."""
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The state as lines of text."""
         if self.problem:
             return [self.problem]
         said = [f"drained by {self.drained_by}: nothing is leased there any more"] if self.drained_by else []
@@ -47,7 +47,7 @@ class Doing:
 
 
 def doing(hosts: Mapping[str, Host]) -> dict[str, Doing]:
-    """What each machine does, by its name."""
+    """The state of each machine, by name."""
     if not hosts:
         return {}
     with ThreadPoolExecutor(len(hosts)) as threads:

@@ -1,4 +1,4 @@
-"""What a check of a machine says."""
+"""The findings of a machine's check."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     state: Literal["ok", "warning", "failed"]

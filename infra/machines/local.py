@@ -112,10 +112,10 @@ class LocalMachine:
         fetch(self._store, artifact, target, below)
 
     def keep(self, artifact: ArtifactId) -> None:
-        """Nothing to do: the artifact is here."""
+        """Do nothing: the artifact is here."""
 
     def discard(self, artifacts: Sequence[ArtifactId]) -> None:
-        """All of them are in the store."""
+        """Do nothing: this machine's artifacts are those of the store."""
 
     def release(self) -> bool:
         self._held.close()
@@ -124,7 +124,7 @@ class LocalMachine:
         return True
 
     def _try_claim(self, wanted: int, there: Sequence[Mapping[str, Any]], jobs: Sequence[str]) -> str:
-        """Why it can't be now, nothing when the lease is there."""
+        """Try to get the lease. Returns why it must wait; empty once it has the lease."""
         names, among = [self._place(job) for job in jobs], [gpu["index"] for gpu in there]
         ask = {"token": self._token, "who": self._who, "gpus": wanted, "among": among, "jobs": names}
         answer = gpu_leases.acquire(lease_root(), self._jobs, ask)

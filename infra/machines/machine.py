@@ -1,4 +1,4 @@
-"""Where jobs run: the one interface of this machine and of every other.
+"""The protocol of machines, on which jobs run: this machine and all others.
 
     Job            a command with its directory's name, files and limits
     JobStatus      running, finished, lost, absent or unreachable
@@ -22,14 +22,14 @@ from rollouts_core.store.manifest import ArtifactId, Manifest
 
 
 def new_name() -> str:
-    """For whoever asks for a job to be started."""
+    """A random name of a request to start a job."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
 class Job:
     name: str
-    """Its directory; the same name is the same job."""
+    """The name of the job's directory; the same name is the same job."""
     command: tuple[str, ...]
     """May hold `{directory}`, which the machine fills in; other braces are doubled (`literal`)."""
     spec: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Job:
     stall_limit: float
     """Seconds without a pulse, for commands that touch a file `pulse` in the directory."""
     asked_by: tuple[str, ...] = field(default_factory=lambda: (new_name(),))
-    """Who asks for it, first a name of this start's own. A cancellation that gives one of these names refuses a start
+    """The names under which it is asked for, this start's first. A cancellation of one of these names refuses a start
     that is still on its way."""
 
 
@@ -116,7 +116,7 @@ class Machine(Protocol):
         """How the job is, and its new output; waits up to `wait` seconds for some. Asking keeps it attended."""
 
     def attempt(self, job: str) -> Offsets:
-        """Where the current attempt's output begins."""
+        """The offsets at which the current attempt's output begins."""
 
     def cancel(self, job: str, asked_by: str | None = None) -> bool:
         """End the job: TERM, then KILL, the whole group. Returns once all of it is gone, and whether there was any.
@@ -128,7 +128,7 @@ class Machine(Protocol):
         """Write a file that the job reads while it runs."""
 
     def checksums(self, job: str) -> Sequence[Mapping[str, Any]]:
-        """What the replicas hold that a job there tells of (see `infra.host.checksums`)."""
+        """The versions and checksums of the weights of a job's replicas (see `infra.host.checksums`)."""
 
     def has(self, artifact: ArtifactId) -> bool:
         """Whether jobs there find the artifact."""

@@ -1,4 +1,4 @@
-"""What a config asks of machines, and which machines of the inventory have it."""
+"""The requirements of a config, and the machines of the inventory that meet them."""
 
 import os
 from collections.abc import Collection
@@ -47,7 +47,7 @@ def engine_hosts(asked: EngineMachines, taken: Collection[str | None]) -> dict[s
 
 
 def wanted_gpus(settings: MachineConfig, there: int) -> int:
-    """What the config asks for; where it says nothing, one if the machine has any."""
+    """The number of GPUs that the config asks for; by default one, if the machine has any."""
     return min(1, there) if settings.gpus is None else settings.gpus
 
 

@@ -63,14 +63,14 @@ class SSHMachine:
         """Known once the environment is there."""
         self._store, self._settings, self._who = store, settings, who
         self.token, self.node, self._components = token or secrets.token_hex(8), node, [Component(1)]
-        """For a Slurm allocation: which node this is, and what is asked for."""
+        """For a Slurm allocation: the number of this node, and the components that are asked for."""
         self.address, self._host_key = remote.host.for_machines, ""
         """The address and host key by which other machines reach it."""
         self._lease: str | None = None
         self._gpus: tuple[int, ...] = ()
         self._joined = False
         self.kept: dict[str, Any] | None = None
-        """What is told of servers of an earlier run, where their lease was joined."""
+        """The description of servers of an earlier run, if their lease was joined."""
         self._manifests: dict[ArtifactId, Manifest] = {}
         self.code = ""
         self._end = threading.Event()
@@ -145,7 +145,7 @@ class SSHMachine:
         return ""
 
     def note_run(self, run: str, name: str, needs: Sequence[ArtifactId]) -> None:
-        """Have the machine know what a run needs there, so that nobody clears it away."""
+        """Note on the machine which artifacts a run needs, so that `gc` keeps them."""
         if self._store.url is None:
             names = [artifact.directory for artifact in needs]
             self.remote.call("note_run", run=run, name=name, token=self.token, needs=names)
@@ -157,15 +157,15 @@ class SSHMachine:
         self._lease, self._gpus, self.kept = None, (), None
 
     def place_servers(self, job: str) -> None:
-        """Before servers are started that may be kept for another run."""
+        """Prepare the place of servers that may be kept for another run. Comes before they are started."""
         self.remote.call("place", job=job)
 
     def keep_servers(self, job: str, label: str, key: str, minutes: float) -> bool:
-        """Have servers stay for another run; False where they do not run any more."""
+        """Keep servers for another run. False if they no longer run."""
         return bool(self.remote.call("keep", job=job, label=label, key=key, seconds=60 * minutes))
 
     def take_over(self, kept: str, job: str) -> bool:
-        """Have the servers of an earlier run as one's own job; False where they have ended."""
+        """Take over the servers of an earlier run as the job `job`. False if they have ended."""
         return bool(
             self.remote.call("take_over", old=kept, job=job, lease=self._lease, token=self.token, who=self._who)
         )
@@ -362,7 +362,7 @@ class SSHMachine:
         return self._store.home / "staging" / f"{artifact.directory}{ARRIVING}{self.name}.part"
 
     def _beat(self) -> None:
-        """From now on the host hears of this run."""
+        """Start the heartbeat that tells the host of this run."""
         if self._heart.ident is None and not self.node:
             self._heart.start()
 
@@ -378,7 +378,7 @@ class SSHMachine:
 
 
 def _container(slurm: Slurm) -> tuple[str, ...]:
-    """What jobs are run by."""
+    """The words of the command that runs jobs in a container; none without a container."""
     return tuple(map(literal, shlex.split(slurm.container or "")))
 
 

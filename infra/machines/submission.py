@@ -1,4 +1,4 @@
-"""What is asked of Slurm for a run."""
+"""The submission of a run to Slurm."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Component:
 
     nodes: int
     gpus: int | None = None
-    """On each; None: as many as the run's machine has."""
+    """The number of GPUs on each node; None: as many as the run's machine has."""
     options: tuple[str, ...] = ()
     """Options of sbatch for these nodes."""
 
@@ -25,7 +25,7 @@ class Component:
 def submission(
     remote: Remote, slurm: Slurm, settings: MachineConfig, components: Sequence[Component]
 ) -> dict[str, Any]:
-    """One allocation, as `infra.host.allocations` submits it."""
+    """The request of an allocation, which `infra.host.allocations` submits."""
     own = wanted_gpus(settings, remote.host.gpus)
     hours = settings.time_limit_hours if slurm.hours is None else slurm.hours
     return {
@@ -50,7 +50,7 @@ def _mount(remote: Remote) -> dict[str, Any]:
 
 
 def for_arrays(slurm: Slurm) -> Slurm:
-    """For jobs that need no GPU and little else: what is said of nodes with GPUs is not of theirs."""
+    """The settings for jobs without GPUs: those for nodes with GPUs are left out."""
     found = replace(slurm, exclusive=False, cpus=None, memory_gb=None, gpu_type=None)
     if slurm.cpu_partition is None:
         return found
@@ -58,12 +58,12 @@ def for_arrays(slurm: Slurm) -> Slurm:
 
 
 def _options(slurm: Slurm, gpus: int, options: Sequence[str]) -> list[str]:
-    """What is said last holds."""
+    """The options of sbatch. A later option overrides an earlier one."""
     return [*_resources(slurm, gpus), *chosen_options(slurm), *options]
 
 
 def chosen_options(slurm: Slurm) -> list[str]:
-    """Who pays, and where jobs may run: what any job of this user needs."""
+    """The options that every job of this user needs: account, and where jobs may run."""
     values = {
         "partition": slurm.partition,
         "account": slurm.account,

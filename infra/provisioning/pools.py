@@ -27,15 +27,15 @@ class _Wanted:
     """The model beside the policy; empty for the policy."""
     config: EngineConfig
     chains: tuple[str, ...]
-    """The trainer's jobs that they are for."""
+    """The jobs of trainers that these servers work for."""
 
 
 def with_engines(
     session: MachineSession, plan: Plan, *taken: str | None
 ) -> Generator[str, None, tuple[MachineSession, list[Pool]]]:
-    """With the machines that may have servers, given back with the run; also those that are leased with the trainer:
-    the policy's of the first stage that is still to be made, and those of each model beside it. Yields what is waited
-    for.
+    """Lease machines for servers: for the policy of the first stage that is still to be made, and for each model beside
+    it, those that are leased with the trainer included. They are given back at the end of the run. Yields what is
+    waited for.
 
     Raises `BadInput` where no machine of the inventory fits, `MachineError` where none can be rented.
     """

@@ -1,4 +1,4 @@
-"""Where machines are rented."""
+"""The protocol of providers, which rent machines."""
 
 from typing import Protocol
 

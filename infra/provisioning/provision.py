@@ -41,7 +41,7 @@ REACH_SECONDS = 60.0
 
 
 def this_machine(settings: MachineConfig, store: Store, run: RunLog) -> MachineSession:
-    """For stages that run here in any case."""
+    """The session of this machine, for stages that always run here."""
     return MachineSession(LocalMachine(store, settings, who(run)), store, settings, run)
 
 
@@ -105,7 +105,7 @@ def reach_machine(name: str, store: Store) -> Iterator[Machine]:
 
 
 def discard_refreshed(machine: Machine, plan: Plan, run: RunLog) -> None:
-    """What the run was asked to make again is not to be found on its machine either. Once, however often it retries."""
+    """Remove the artifacts of refreshed stages from the machine, so that they are made again; once, despite retries."""
     if run.record.refreshed and machine.name not in run.record.discarded_on:
         machine.discard([stage.artifact for stage in plan.stages if stage.name in run.record.refreshed])
         run.discarded(machine.name)

@@ -19,11 +19,11 @@ logger = logging.getLogger("rollouts.machines")
 RENTED = "rollouts-"
 """How the names of rented machines begin."""
 PROVIDERS: Mapping[str, Provider] = {"sky": SkyPilot()}
-"""Who rents machines, by the kind of machine that a config names."""
+"""The providers of rented machines, by the kind of machine in a config."""
 
 
 def rent(names: Sequence[str], asked: EngineMachines, run: RunLog) -> Mapping[str, Host]:
-    """All at the same time: each takes minutes."""
+    """Rent all machines at the same time, since each takes minutes."""
     settings = MachineConfig(kind="sky", accelerator=asked.accelerator, gpus=asked.gpus)
     for name in names:
         run.endings.note(f"the rented {name}", partial(give_back, PROVIDERS["sky"], name))

@@ -88,7 +88,7 @@ class SkyPilot:
 
 
 def _sky(*arguments: str, seconds: float = COMMAND_SECONDS) -> str:
-    """What the command prints. Raises `BadInput` without SkyPilot, `MachineError` with its last lines."""
+    """Run `sky` and return its output. Raises `BadInput` without SkyPilot, `MachineError` with its last lines."""
     program = os.environ.get(VARIABLE) or shutil.which("sky")
     if program is None:
         raise BadInput(f"there is no `sky` here: install SkyPilot in its own environment, or name it in {VARIABLE}")

@@ -1,4 +1,4 @@
-"""What inference servers are installed from: an environment of their own, built once on the machine that runs them.
+"""The Python environment of inference servers, which is built once on the machine that runs them.
 
 Decision: servers do not share the trainer's environment: their pins and its pins do not agree. On a host with GPUs it
 is the ordinary package with what that asks for. On one without, it is a complete list of pins, installed without asking
@@ -22,7 +22,7 @@ from rollouts_core.store.keys import key_of
 
 @dataclass(frozen=True)
 class Packages:
-    """What an engine's environment is made of."""
+    """The packages of an engine's environment."""
 
     requirements: tuple[str, ...]
     check: str

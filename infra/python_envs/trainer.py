@@ -101,7 +101,7 @@ def prepare_environment(machine: SSHMachine, session: MachineSession) -> Iterato
 
 
 def _own(machine: SSHMachine, store: Store, began: float) -> ArtifactId:
-    """What the host's Python has already. That it imports is looked at once per set of versions."""
+    """The host's own Python as the environment. Its imports are checked once per set of versions."""
     machine.python = machine.remote.host.python
     versions = machine.remote.call("versions", DEADLINE, python=machine.python)
     described = {"machine": machine.name, "interpreter": machine.python, "versions": versions}
@@ -115,7 +115,7 @@ def _own(machine: SSHMachine, store: Store, began: float) -> ArtifactId:
 def _own_in_container(
     machine: SSHMachine, session: MachineSession, container: str, began: float
 ) -> Iterator[str | ArtifactId]:
-    """What the Python of a container has, once for each container: a job there says it."""
+    """The Python of a container as the environment. A job in it lists its packages, once for each container."""
     machine.python = machine.remote.host.python
     described = {"machine": machine.name, "interpreter": machine.python, "container": container}
     artifact = ArtifactId("bootstrap", key_of(described))

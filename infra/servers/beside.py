@@ -51,7 +51,7 @@ def end_beside(stage: Stage, session: MachineSession, went_well: bool) -> None:
 
 
 def chain_beside(stage: Stage, plan: Plan) -> str:
-    """What the servers' jobs are named by."""
+    """The name that the servers' jobs begin with."""
     return f"{stage.name.removeprefix('serve-')}-{asking(stage, plan)[0][-1].artifact.directory}"
 
 

@@ -12,17 +12,17 @@ from rollouts_core.stages.stage import Stage
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the servers load at their start; the trainer gives them its weights before they are asked anything."""
+    """The model that servers load at their start. They get the trainer's weights before the first request."""
 
     path: str
     dtype: Dtype
     max_length: int
     has_weights: bool = True
-    """Whether they are there to be loaded; otherwise the servers begin with any."""
+    """Whether the directory has weights; otherwise the servers begin with random ones."""
     name: str = ""
     """The name of a model beside the policy; its weights never change."""
     scores: bool = False
-    """Whether it is asked for scores, and not for answers."""
+    """Whether the model scores texts, and does not answer."""
 
 
 def model_of(spec: Spec, path: str, has_weights: bool = True) -> ServedModel:

@@ -1,4 +1,4 @@
-"""What the servers of each engine are installed from, with GPUs and without."""
+"""The packages of each engine's servers, with GPUs and without."""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,8 +9,8 @@ STANDINS = Path(__file__).parent / "standins"
 
 
 def packages_of(kind: str, on_gpu: bool) -> Packages:
-    """On a GPU the engine's own packages; without one a complete list of pins, and modules that stand in for what only
-    a GPU build has."""
+    """The packages of an engine. On a GPU these are its own; without one a complete list of pins, and modules that
+    stand in for those that only a GPU build has."""
     engine = import_module(f"infra.servers.{kind}")
     if on_gpu:
         return Packages(engine.PACKAGES, engine.CHECK)

@@ -45,7 +45,7 @@ from rollouts_core.store.keys import key_of
 
 LOOK_SECONDS = 2.0
 AGAIN_SECONDS = (1.0, 5.0, 20.0)
-"""Before what has failed on a machine is tried again: the first time, the second, and from then on."""
+"""Seconds before another attempt on a machine that failed: the first, the second, and all later ones."""
 ENDED = ("lost", "absent", "finished")
 
 
@@ -58,7 +58,7 @@ class _Member:
     reader: JobReader | None = None
     """The reader of the job that keeps its servers, once that was started."""
     host_key: str = ""
-    """Its host key when its servers were started."""
+    """The machine's host key when its servers were started."""
     handed: str = ""
     """The keys that its servers' job was given."""
     below: list[dict[str, Any]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Member:
     key: str = ""
     """Says what its servers are; servers with the same key can replace each other."""
     beginning: Iterator[str] | None = None
-    """What is under way there before its servers are started."""
+    """The work that is under way on the machine before its servers are started."""
 
     def failed(self) -> None:
         """Leave a machine alone for a while after a failure."""
@@ -83,19 +83,19 @@ class _Member:
 
 @dataclass
 class EnginePool:
-    """All machines that generate for one trainer."""
+    """The machines that generate for one trainer."""
 
     config: EngineConfig
     segment: Stage
-    """The first that is still to be made."""
+    """The first segment that is still to be made."""
     chain: str
-    """The trainer's job."""
+    """The name of the trainer's job."""
     session: MachineSession
     members: list[_Member]
     links: JobReader
     """The reader of the job that keeps the connections."""
     _described: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The machines whose servers can be reached, by name, as `infra.host.links.Machine` has them."""
+    """The machines whose servers can be reached, by name, in the form of `infra.host.links.Machine`."""
     _told: str = ""
     """The machines as the trainer's side knows them."""
     _looked: float = 0.0
@@ -103,9 +103,9 @@ class EnginePool:
     _shown: Any = None
 
     def start(self) -> Iterator[str]:
-        """Until all servers of the leased machines answer, or as many as are needed when the time is over.
+        """Start the servers, and wait until all of the leased machines answer, or enough of them when the time is over.
 
-        Raises `JobFailed` where they are fewer.
+        Raises `JobFailed` if fewer answer.
         """
         end = time.monotonic() + self.config.start_minutes * 60
         while not self._all_ready():
@@ -239,7 +239,7 @@ class EnginePool:
             yield line
 
     def _lost(self, member: _Member, reader: JobReader) -> Iterator[str]:
-        """Its servers have ended: it was drained, or they are to be started again."""
+        """Handle a machine whose servers have ended: it was drained, or they are to be started again."""
         drained = reader.status.exit_status == 0
         said = "drained" if drained else reader.status.message or "its servers were killed"
         if said != member.said:
@@ -336,7 +336,7 @@ class EnginePool:
         return machine.name in {trains.name for trains in (self.session.machine, *self.session.peers)}
 
     def _trainer_address(self, machine: SSHMachine) -> str:
-        """On the network that it has with a machine of servers."""
+        """The trainer's address on its network with a machine of servers."""
         trainer = self.session.machine
         if isinstance(trainer, SSHMachine):
             return trainer.address
@@ -390,7 +390,7 @@ def end_pool(chain: str, session: MachineSession, went_well: bool) -> bool:
 
 
 def links_job(chain: str, session: MachineSession) -> Job:
-    """What keeps the trainer's connections, on its machine."""
+    """The job on the trainer's machine that keeps its connections to the servers."""
     command = tuple(host_command(session, "pool"))
     return Job(
         service_name(chain), command, {"memory": "/dev/shm"}, SERVICE_SECONDS, UNATTENDED_SECONDS, SERVICE_SECONDS

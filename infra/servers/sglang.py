@@ -52,7 +52,8 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
 
 
 def router(python: str) -> dict[str, Any]:
-    """Without workers: a replica joins when it has the current weights. A session stays with its replica."""
+    """The router. It starts without workers: a replica joins when it has the current weights. A session keeps its
+    replica."""
     command = [
         python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", "{port}", "--policy", "manual",
         "--assignment-mode", "min_load", "--prometheus-port", "{other_port}", "--disable-retries",

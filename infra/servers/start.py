@@ -67,9 +67,9 @@ def end_servers(segments: Sequence[Stage], session: MachineSession, went_well: b
 
 
 def served_model(segment: Stage, session: MachineSession) -> ServedModel:
-    """What the servers load at their start: the policy that the segment begins with.
+    """The model that the servers load at their start: the policy that the segment begins with.
 
-    Raises `BadInput` where jobs have their artifacts at a URL and not on their machine.
+    Raises `BadInput` if the jobs' artifacts are at a URL and not on their machine.
     """
     if policy := segment.inputs.get("policy"):
         if session.store.url is not None and isinstance(session.machine, SSHMachine):

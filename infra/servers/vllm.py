@@ -37,4 +37,4 @@ def server(config: EngineConfig, model: ServedModel, python: str, on_gpu: bool) 
 
 
 def router(python: str) -> None:
-    """None: the engine shares requests out itself."""
+    """None: this engine needs no router, since the trainer's side distributes requests."""

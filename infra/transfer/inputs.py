@@ -23,10 +23,10 @@ class InputTree:
     root: Path
     entries: tuple[Entry, ...]
     inside: str
-    """What of the tree stands for the input: a file's name, nothing for a directory."""
+    """The part of the tree that is the input: a file's name; empty for a directory."""
 
     def path(self, inputs: str) -> str:
-        """Its path, given the directory of all inputs."""
+        """The path of the input in the directory `inputs` of all inputs."""
         return f"{inputs}/{self.name}/{self.inside}".rstrip("/")
 
 
@@ -55,7 +55,7 @@ def _placed(external: External, inputs: str) -> External:
 
 
 def tree_of_files(root: Path, files: Iterable[Path]) -> InputTree:
-    """Some of the files below a directory."""
+    """The input tree of some files below a directory."""
     entries = tree_of(root, sorted(files))
     return InputTree(tree_name(entries), root, tuple(entries), "")
 

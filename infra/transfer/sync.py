@@ -102,7 +102,7 @@ def fetch_tree(remote: Remote, place: str, entries: Sequence[Entry], incoming: P
 
 
 def streams_for(remote: Remote) -> int:
-    """As many streams as the link's delay needs: an SSH server lets each have `SERVER_WINDOW` bytes under way."""
+    """The number of streams for the link's delay: an SSH server allows each `SERVER_WINDOW` bytes under way."""
     began = time.monotonic()
     remote.call("artifacts", names=[])
     delay = time.monotonic() - began
@@ -110,7 +110,7 @@ def streams_for(remote: Remote) -> int:
 
 
 def _in_streams(remote: Remote, stretches: Sequence[Stretch], move: Callable[[list[Stretch]], None]) -> None:
-    """All stretches, shared out between streams; the first failure is raised when all have ended."""
+    """Move all stretches in parallel streams. The first failure is raised when all streams have ended."""
     if not stretches:
         return
     worth = _bytes(stretches) // STREAM_BYTES
@@ -175,7 +175,7 @@ def _answer(channel: Stream) -> dict[str, object]:
 
 
 def _answer_or_none(channel: Stream) -> dict[str, object] | None:
-    """What the other side said before it hung up, if it did."""
+    """The answer that the other side sent before it hung up; None if it sent none."""
     try:
         channel.settimeout(1.0)
         return _answer(channel)

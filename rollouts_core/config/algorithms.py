@@ -23,7 +23,7 @@ __all__ = [
     "MaxRL",
     "ReinforcePlusPlus",
 ]
-"""What `rollouts_core.config` offers for configs to import."""
+"""The names that configs can import from `rollouts_core.config`."""
 
 Low = Annotated[float, Field(ge=0, lt=1, description="Ratios below 1 - clip_low are clipped.")]
 High = Annotated[float, Field(ge=0, description="Ratios above 1 + clip_high are clipped.")]
@@ -68,7 +68,7 @@ class DAPO:
 
 @part
 class GSPO:
-    """One ratio per answer, the geometric mean of its tokens'; hence the narrow clip."""
+    """GSPO (arXiv 2507.18071): each answer has one ratio, the geometric mean over its tokens. So the clip is narrow."""
 
     kind: Literal["gspo"] = "gspo"
     clip_low: Low = 3e-4

@@ -1,4 +1,4 @@
-"""What is learnt from: files, data sets and mixtures of them, and how they are tokenized."""
+"""The config of data: files, data sets and mixtures of them, and how they are tokenized."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -109,7 +109,7 @@ Source = Annotated[
 
 @part
 class Weighted:
-    """One of the sources of a mixture."""
+    """A source of a mixture, with its weight."""
 
     source: Source = Field(description="The source of the rows.")
     weight: float = Field(default=1.0, gt=0, description="How often its rows are used, relative to the other weights.")
@@ -152,7 +152,7 @@ class TokenizationConfig:
 
 @part
 class DataConfig:
-    """What is learnt from, and what is kept apart to measure with."""
+    """The data to train on, and the held-out prompts to measure with."""
 
     demonstrations: SourceOrMixture | None = Field(default=None, description="Conversations for SFT.")
     preferences: SourceOrMixture | None = Field(

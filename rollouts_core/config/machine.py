@@ -1,4 +1,4 @@
-"""Where heavy stages run, and what comes home from there."""
+"""The config of the machine that runs heavy stages, and of the results that are copied back."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from rollouts_core.config.schema import MOST_DEVICES, Operational, or_raise, par
 
 @part
 class MachineConfig:
-    """Where heavy stages run. No field here can change a result."""
+    """The machine that runs heavy stages. No field here can change a result."""
 
     kind: Operational[Literal["local", "ssh", "slurm", "sky"]] = Field(
         default="local",
@@ -78,7 +78,7 @@ class MachineConfig:
 
 @part
 class ResultsConfig:
-    """What comes home from another machine. Metrics, samples and accuracies always do."""
+    """The results that are copied back from another machine. Metrics, samples and accuracies always are."""
 
     policy: Operational[bool] = Field(default=True, description="The final policy, to outputs/<run>/policy.")
     artifacts: Operational[tuple[Literal["sft", "dpo", "rl", "evaluate"], ...]] = Field(

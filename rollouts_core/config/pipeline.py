@@ -1,4 +1,4 @@
-"""The whole config, and what its parts ask of each other."""
+"""The whole config, and the checks that concern several of its parts."""
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,7 @@ from rollouts_core.config.training import BackendConfig, DPOConfig, SFTConfig
 
 @part
 class PipelineConfig:
-    """One experiment, whole. `sft`, `dpo` or `rl` set to null leaves that part of the chain out."""
+    """The config of one experiment. Set `sft`, `dpo` or `rl` to null to leave that stage out."""
 
     name: str = Field(
         default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60, description="Names the runs."

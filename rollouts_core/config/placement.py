@@ -1,4 +1,4 @@
-"""Which of a machine's leased GPUs the ranks and the servers have.
+"""The GPUs of ranks and of servers, among those that are leased on a machine.
 
 Decision: one pure function says it, for the config's checks and for the job of the servers. With as many GPUs as both
 need, ranks have the first and servers the next. With fewer, servers begin at the first as well, and give their memory

@@ -12,7 +12,7 @@ from rollouts_core.config.training import Optimizer
 
 @part
 class EnvironmentConfig:
-    """What the policy acts in, turn by turn. Rows of prompts and held-out prompts are then whatever it begins with."""
+    """The environment of episodes. It makes an episode's first messages from a row of the (held-out) prompts."""
 
     name: Operational[str] = Field(
         min_length=1, description="Shipped, 'package.module:function' or 'file.py:function' (or a class)."

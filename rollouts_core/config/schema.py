@@ -107,7 +107,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def problem_lines(error: ValidationError, prefix: str = "") -> list[str]:
-    """One line per problem: the field's dotted path, what is wrong, and what was given."""
+    """The problems of a validation error, a line each: the field's dotted path, what is wrong, and the value."""
     lines = []
     for detail in error.errors(include_url=False):
         path = ".".join([prefix] * bool(prefix) + [str(step) for step in detail["loc"] if step not in UNION_TAGS])
@@ -123,9 +123,9 @@ def or_raise(value: T, problems: list[str]) -> T:
 
 
 def one_of(schema: dict[str, Any]) -> None:
-    """For the schema of a union: said so that Prefect's form can switch from one alternative to another.
+    """Rewrite the JSON schema of a union so that Prefect's form can switch from one alternative to another.
 
-    And once more by kind, so that a value which lacks a field is told so, and not that it is no other alternative.
+    The alternatives are also listed by kind: so the error of a value that lacks a field names that field.
     """
     by_kind: dict[str, Any] = {}
     for kind, reference in schema["discriminator"]["mapping"].items():

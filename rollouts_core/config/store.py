@@ -1,4 +1,4 @@
-"""Where artifacts, results and metrics go."""
+"""The config of the places of artifacts, results and metrics."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from rollouts_core.config.schema import Operational, part
 
 @part
 class StoreConfig:
-    """Where artifacts and results are. No field here can change a result."""
+    """The places of artifacts and results. No field here can change a result."""
 
     path: Operational[Path | None] = Field(
         default=None, description="Directory of runs, jobs, unfinished work, and of artifacts unless `url` is set."

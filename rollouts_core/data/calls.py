@@ -15,7 +15,7 @@ from typing import Any
 from rollouts_core.types import ToolCall
 
 Written = tuple[str, tuple[ToolCall, ...]]
-"""What stands before the calls, and the calls, without ids."""
+"""The text before the calls, and the calls without ids."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RawRow:
     place: str
     """File and line, for messages to people."""
     value: Any
-    """None where it is not wanted."""
+    """The row's content; None if it is not wanted."""
     problem: str = ""
 
 

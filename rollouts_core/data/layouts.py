@@ -27,7 +27,7 @@ SPEAKERS = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "system": "system", "tool": "tool", "observation": "tool", "function_response": "tool",
 }  # fmt: skip
-"""Who speaks in ShareGPT's turns, as a role."""
+"""The role of each speaker of ShareGPT's turns."""
 TURN = re.compile(r"\n\n(Human|Assistant): ?")
 
 
@@ -103,7 +103,7 @@ def _is_turns(entry: Any) -> bool:
 
 
 def _sharegpt(turns: Any) -> list[dict[str, str]]:
-    """Empty where they are not ShareGPT's."""
+    """ShareGPT's turns as messages; empty if they have another layout."""
     if not _is_turns(turns) or any(str(turn.get("from")) not in SPEAKERS or "value" not in turn for turn in turns):
         return []
     return [{"role": SPEAKERS[str(turn["from"])], "content": turn["value"]} for turn in turns]
@@ -117,7 +117,7 @@ LAYOUTS: dict[str, Callable[[Value], Value]] = {"rows": lambda value: value, "ma
 
 
 def boxed(text: str) -> str:
-    """What the last \\boxed{...} holds; empty without one."""
+    """The content of the last \\boxed{...}; empty without one."""
     begin = text.rfind("\\boxed{")
     if begin < 0:
         return ""

@@ -16,7 +16,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def messages_problem(messages: Any, name: str = "messages") -> str:
-    """What is wrong with a conversation in data; empty where nothing is."""
+    """The problem of a conversation in data; empty if there is none."""
     if not isinstance(messages, list | tuple) or not messages:
         other = ", and neither 'prompt' nor 'text'" if name == "messages" else ", nor text"
         return f"no list of messages under {name!r}{other}"
@@ -27,7 +27,7 @@ def messages_problem(messages: Any, name: str = "messages") -> str:
 
 
 def tools_problem(tools: Any) -> str:
-    """What is wrong with tools in data; empty where nothing is."""
+    """The problem of a list of tools in data; empty if there is none."""
     listed = _parsed(tools) if tools else []
     if not isinstance(listed, list | tuple):
         return "'tools' is no list of tools"
@@ -102,7 +102,7 @@ def _message_problem(message: Any) -> str:
 
 
 def _text(content: Any) -> str | None:
-    """None where it is no text."""
+    """The text of a content, which may be a list of text blocks; None if it is anything else."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple) or not content:

@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _RowGroup:
-    """Some rows of a file."""
+    """A row group of a Parquet file."""
 
     path: Path
     number: int

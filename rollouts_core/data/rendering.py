@@ -85,7 +85,10 @@ def render_conversation(
 
 
 def _skeletons(chat: ChatFormat, shape: Shape) -> tuple[Skeleton, ...]:
-    """Empty where the template fails, too: what is wrong is to be said of a row, not of stand-ins."""
+    """The skeletons of a shape of conversations; empty if it has none, and if the template fails on the stand-ins.
+
+    A template that fails is reported with the row that it fails on.
+    """
     roles, given, speakers = shape
     if len(speakers) > MOST or not never_looks(_template(chat, ())):
         return ()
@@ -116,7 +119,10 @@ def render_prompt(chat: ChatFormat, messages: Messages, tools: Sequence[Data] = 
 
 
 def fitting_render(chat: ChatFormat, messages: Messages, tools: Sequence[Data] = ()) -> "Render":
-    """In the form of messages that the template takes. Raises `BadInput` when it takes none, or loses something."""
+    """A `Render` with the form of messages that the template accepts.
+
+    Raises `BadInput` if it accepts none, or leaves something out.
+    """
     return _rendered(chat, messages, tools)[1]
 
 
@@ -133,7 +139,10 @@ def _by_prefixes(
     render: "Render",
     special: re.Pattern[str],
 ) -> list[Rendered]:
-    """From the last turn to the first: a turn joins the text at hand where that holds it, and begins another else."""
+    """The sequences of a conversation whose template rewrites earlier turns, made from the last turn to the first.
+
+    A turn joins the current text if that contains it; otherwise it begins another text.
+    """
     texts, spans = [whole], [list[Span]()]
     for index in reversed(range(given, len(messages))):
         if messages[index].role not in roles:
@@ -162,7 +171,7 @@ def held_until(upto: str, text: str, special: re.Pattern[str]) -> int:
 
 
 def _start(messages: Messages, index: int, upto: str, render: "Render") -> int:
-    """Where the turn's own words begin: the assistant's, behind what the model is given to go on from.
+    """The place in `upto` where the turn's own words begin: for the assistant, after the generation prompt.
 
     Where a template primes the model with words that the turn itself does not have (an opened thought), the turn
     begins where the two part, or where its rendering first depends on what it says; turns of others begin there, too.
@@ -217,7 +226,7 @@ class Render:
         return text
 
     def marked(self, messages: Messages) -> Rendered:
-        """With the spans that the template marks."""
+        """The rendered conversation, with the spans that the template marks as generated."""
         template, tools = _template(self.chat, self.tools), list(self.tools) or None
         try:
             texts, spans = render_jinja_template(
@@ -231,7 +240,10 @@ class Render:
 def _rendered(
     chat: ChatFormat, messages: Messages, tools: Sequence[Data], marked: bool = False
 ) -> tuple[Rendered, Render]:
-    """With the form of messages that the template takes. Raises `BadInput` when it takes none, or loses something."""
+    """The rendered conversation, and the `Render` with the form of messages that the template accepts.
+
+    Raises `BadInput` if it accepts none, or leaves something out.
+    """
     problems = []
     for form in (_plain, _pasted, _blocks):
         render = Render(chat, tools, form)
@@ -246,7 +258,7 @@ def _rendered(
 
 
 def _lost(text: str, messages: Messages, tools: Sequence[Data], render: Render) -> str:
-    """What the template passes over: a tool, a call, or the last turn's words; thoughts may be."""
+    """What the template leaves out: a tool, a call, or the last turn's words. It may leave out thoughts."""
     for name in (tool["function"]["name"] for tool in tools):
         if name not in text:
             return f"the tool {name}: its model knows none"
@@ -269,7 +281,7 @@ def _plain(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _pasted(messages: Messages) -> list[dict[str, Any]]:
-    """For templates that paste arguments as text, and take a turn with content for one without calls."""
+    """The form for templates that paste arguments as text, and that read a turn with content as one without calls."""
     data = _plain(messages)
     for message in data:
         for call in message.get("tool_calls", ()):
@@ -279,7 +291,7 @@ def _pasted(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _blocks(messages: Messages) -> list[dict[str, Any]]:
-    """For templates of models that see: text as a list of one block."""
+    """The form for templates of vision models: text as a list of one block."""
     return [data | {"content": [{"type": "text", "text": data["content"]}]} for data in _plain(messages)]
 
 

@@ -24,7 +24,7 @@ STAND_INS = re.compile(f"({MARGIN}?)([{chr(FIRST)}-{chr(FIRST + MOST)}])({MARGIN
 TYPE_TESTS = ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence")
 
 Held = Literal["", "message", "content"]
-"""What an expression holds of the conversation: nothing that depends on contents, messages, or contents."""
+"""What the value of an expression is: messages, contents, or something that doesn't depend on contents (empty)."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Looks(Exception):
 
 @dataclass(frozen=True)
 class _Names:
-    """What variables hold messages, and which contents to be put out; more are added as they are found."""
+    """The variables that hold messages, and those that hold contents; the walk over the syntax tree adds to both."""
 
     messages: set[str]
     contents: set[str]

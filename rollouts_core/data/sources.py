@@ -22,7 +22,7 @@ from rollouts_core.types import Data, Message
 
 ANSWERS = ("completion", "text", "chosen", "rejected")
 SPLIT = ("prompt", *ANSWERS)
-"""What stands for `messages`, each as text or as messages."""
+"""Fields that replace `messages`, each as text or as messages."""
 MAX_PROBLEMS = 20
 """Most kinds of problems that are told together, and most faulty rows that are read."""
 FIRST_PLACES = 3
@@ -38,9 +38,9 @@ class Row:
     place: str
     """File and line for messages to people."""
     plain: tuple[str, str] = ("", "")
-    """For plain text: what is given, and what follows and is learnt."""
+    """For plain text: the given text, and the text after it, which is learnt."""
     tools: tuple[Data, ...] = ()
-    """What the assistant may call, as templates read it."""
+    """The tools that the assistant may call, in the form that templates read."""
     given: int = 0
     """How many first messages only ask: nothing of them is learnt."""
     rejected: "Row | None" = None
@@ -119,7 +119,7 @@ def _good(found: Iterable[Row | FaultyRow]) -> list[Row]:
 
 
 def read_rows(source: Source, external: External, begin: Begin | None = None) -> Iterator[Row | FaultyRow]:
-    """One after another. Raises `BadInput` as `raw_rows` does."""
+    """The rows of a source, read one at a time. Raises `BadInput` as `raw_rows` does."""
     return (_checked(raw, begin) for raw in raw_rows(source, external, lambda index: True))
 
 
@@ -130,7 +130,7 @@ def row_shards(
     wanted: Callable[[int], bool] = lambda shard: True,
     begin: Begin | None = None,
 ) -> Iterator[RowShard]:
-    """Every `size` rows, one shard after another; those that are not wanted without their content.
+    """The rows of a source in shards of `size` rows; a shard that is not wanted has no content.
 
     Raises `BadInput` as `raw_rows` does.
     """
@@ -151,7 +151,7 @@ def _checked(raw: RawRow, begin: Begin | None) -> Row | FaultyRow:
 
 
 def _begun(raw: RawRow, begin: Begin) -> Row | FaultyRow:
-    """What the environment makes of a row, which it is given again when an episode begins: as JSON, here as there."""
+    """The row with the first messages that the environment makes. It gets the row as JSON data, as episodes will."""
     row = json.loads(json.dumps(raw.value, default=str))
     try:
         messages, tools = begin(row)
@@ -199,7 +199,7 @@ def _row(raw: RawRow) -> Row:
 
 
 def _split_row(value: Data, answers: Sequence[str], row: Row) -> Row:
-    """With the first of these answers that is there."""
+    """The row with its prompt and the first of the fields `answers` that it has."""
     asked, answer = value.get("prompt"), next((value[name] for name in answers if value.get(name)), None)
     if isinstance(asked or answer, str):
         return replace(row, plain=(asked or "", answer or ""))

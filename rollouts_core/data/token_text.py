@@ -11,9 +11,9 @@ CONTEXT = 6
 
 
 def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the decoded text; they join to the whole, special tokens included.
+    """The text that each token adds. Joined, the pieces are the decoded text, special tokens included.
 
-    A character of several tokens stands with the last of them, and the others are empty.
+    A character that takes several tokens is the piece of the last of them; the pieces of the others are empty.
     """
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None or tokenizer.clean_up_tokenization_spaces:

@@ -52,16 +52,16 @@ PROMPTS = pa.schema(
 
 @dataclass(frozen=True)
 class Example:
-    """One sequence to train on; `loss_mask` is 1 where the model learns to say the token."""
+    """A sequence to train on; `loss_mask` is 1 for tokens that the model learns to generate."""
 
     tokens: Ids
     loss_mask: Ids
     shared: int = 0
-    """How many first tokens others of the batch may begin with, too."""
+    """The number of first tokens that other examples of the batch may share."""
     streams: Mapping[str, Floats] = field(default_factory=dict)
     """Numbers for each learnt token, by the names of `TrainBatch`'s fields without their legend."""
     experts: npt.NDArray[np.uint8] | None = None
-    """What each token's experts are to be, a row for each (`inference.told_experts`)."""
+    """The experts that each token is to use, a row for each token (`inference.told_experts`)."""
 
 
 Pair = tuple[Example, Example]
@@ -69,7 +69,7 @@ Pair = tuple[Example, Example]
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Whole or not at all."""
+    """Write a Parquet file under another name, then rename it: a reader never sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     pq.write_table(table, unfinished, compression="zstd", row_group_size=GROUP_ROWS)

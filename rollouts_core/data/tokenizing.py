@@ -139,7 +139,7 @@ def collecting_seldom() -> Iterator[Callable[[], int]]:
 
 
 def prompt_of(row: Row) -> Sequence[Any]:
-    """What comes before the answer that is to be given."""
+    """The messages before the answer."""
     asked = row.messages[: row.given] if row.given else row.messages
     return asked[:-1] if asked and asked[-1].role == "assistant" else asked
 
@@ -152,7 +152,7 @@ def _metadata(row: Row) -> Mapping[str, Any]:
 def _tokenized(
     rows: Sequence[Row], tokenizer: Any, roles: Sequence[str]
 ) -> tuple[list[tuple[Row, Tokenized]], list[FaultyRow]]:
-    """In the rows' order, a row that needs it in several sequences; and the problems of those that cannot be."""
+    """The tokenized sequences in the order of the rows, some rows with several; and the rows that have problems."""
     chat, faulty = chat_format(tokenizer), list[FaultyRow]()
     plain = [row for row in rows if not row.messages]
     encoded_plain = dict(zip(map(id, plain), encode_plain(tokenizer, [row.plain for row in plain]), strict=True))
@@ -170,7 +170,7 @@ def _tokenized(
 
 
 def _pairs(rows: Sequence[Row], tokenizer: Any) -> tuple[list[tuple[Row, Tokenized, Tokenized]], list[FaultyRow]]:
-    """Both answers of each preference, and the problems of those that are none or cannot be read."""
+    """Both answers of each preference, tokenized; and the rows that have problems."""
     faulty = [FaultyRow(row.place, "no 'chosen' and 'rejected'") for row in rows if row.rejected is None]
     answers = [answer for row in rows if row.rejected for answer in (row, row.rejected)]
     made, unreadable = _tokenized(answers, tokenizer, ASSISTANT)

@@ -45,12 +45,12 @@ class TurnFormat:
     """Whether thoughts are told apart from what is said."""
 
     stop: Tokens
-    """What ends a turn, and what ends one that calls a tool, where that is another token."""
+    """The token that ends a turn, and the one that ends a turn with a call, if that is another."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the engine is to be given for a turn."""
+    """The tokens to give to the engine for a turn."""
 
     tokens: Tokens
     """Tokens after the turn before, if it `continues` that; else from the beginning."""
@@ -76,8 +76,8 @@ def turn_format(tokenizer: Any, tools: Sequence[Data] = ()) -> TurnFormat:
 
 
 def stop_tokens(tokenizer: Any) -> Tokens:
-    """What ends an answer: the end-of-sequence token, and the one that the chat template writes behind a turn, which
-    are two in some families (Gemma: `<eos>` and `<end_of_turn>`).
+    """The tokens that end an answer: the end-of-sequence token, and the one that the chat template writes after a turn,
+    which are two in some families (Gemma: `<eos>` and `<end_of_turn>`).
 
     Raises `BadInput` where a chat template ends no turn and there is no end of sequence: no model could learn to end.
     """
@@ -91,7 +91,7 @@ def first_tokens(form: TurnFormat, messages: Sequence[Message]) -> Tokens:
 
 
 def next_tokens(form: TurnFormat, messages: Sequence[Message], before: Tokens) -> Given:
-    """What comes behind the tokens that the last assistant's turn ended with, `before`, which hold all up to there."""
+    """The tokens to add after `before`, which ends with the last turn of the assistant; or all, if they don't join."""
     turn = max(place for place, message in enumerate(messages) if message.role == "assistant")
     whole = form.render(messages, prompt=True)
     anew = _encoded(form, whole)
@@ -103,7 +103,7 @@ def next_tokens(form: TurnFormat, messages: Sequence[Message], before: Tokens) -
 
 
 def read_turn(form: TurnFormat, tokens: Tokens, turn: int) -> Message:
-    """What a turn says, thinks and calls; calls are numbered from the turn on."""
+    """The message of a turn's tokens: its text, thoughts and calls. A call's id has the turn's number."""
     kept = tokens[:-1] if tokens and tokens[-1] in form.stop else tokens
     text = form.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     thought = ""
@@ -172,14 +172,14 @@ def _type_of(form: Any) -> str:
 
 
 def _turn_text(chat: ChatFormat, render: Render, messages: Sequence[Message]) -> str:
-    """What the assistant would have written for its turn, the second message."""
+    """The text that the assistant would have generated for its turn, which is the second message."""
     ended = _whole_turn(chat, render, messages)
     stops = [match.start() for match in chat.special.finditer(ended) if match.end() == len(ended)]
     return ended[: stops[0]] if stops else ended
 
 
 def _whole_turn(chat: ChatFormat, render: Render, messages: Sequence[Message]) -> str:
-    """With the special token it ends with where others follow, where it does."""
+    """The turn's text, with the special token that ends it if the template writes one."""
     given, upto = render(messages[:1], prompt=True), render(messages[:2])
     begins = common_prefix(upto, given)
     held = held_until(upto, render(messages, prompt=True), chat.special)

@@ -58,7 +58,7 @@ async def run_agent(state: AgentState, config: RunConfig) -> Trajectory:
 
 
 async def next_event(state: AgentState, config: RunConfig) -> Event:
-    """What happens next, unless a limit ends the episode."""
+    """The episode's next event, or its end if it has reached a limit."""
     began = time.monotonic()
     left = config.max_seconds - state.seconds
     if left <= 0:
@@ -91,7 +91,7 @@ async def _next(state: AgentState, config: RunConfig) -> Event:
 
 
 async def _results(state: AgentState, config: RunConfig) -> tuple[ToolResult, ...]:
-    """All pending calls at once, each within its own deadline; in the order they were asked for."""
+    """Carry out all pending calls at the same time, each with its own deadline; results in the order of the calls."""
     calls = state.pending_tool_calls
     results: list[ToolResult | None] = [None] * len(calls)
 

@@ -1,4 +1,4 @@
-"""What an episode happens in: a protocol of four methods, and a way to make one of functions.
+"""Environments of episodes: a protocol of four methods, and a way to make one from functions.
 
 Decision: an environment holds no state of an episode. What it knows of one stands in `AgentState.environment`, as JSON
 data, and changes by `changes` of results and replies; so one value serves any number of episodes at once, and any of
@@ -25,17 +25,17 @@ class Environment(Protocol):
         """The episode's first state, from a row of data."""
 
     def get_tools(self) -> Sequence[Tool]:
-        """What the assistant may call."""
+        """The tools that the assistant may call."""
 
     async def exec_tool(self, call: ToolCall, state: AgentState, seconds: float) -> ToolResult:
         """Carry out a call, within a deadline. What goes wrong is in the result."""
 
     def on_assistant_message(self, message: Message, state: AgentState) -> Replied | Awaitable[Replied]:
-        """What is said to an answer without a call; nothing ends the episode. May be async."""
+        """The reply to an answer without a call; an empty reply ends the episode. May be async."""
 
 
 def beginning_of(environment: Environment) -> Callable[[Mapping[str, Any]], tuple[Sequence[Message], Sequence[Data]]]:
-    """What makes the first messages of a row, and the tools there are; see `data.sources.Begin`."""
+    """A function that makes the first messages and the tools of a row; see `data.sources.Begin`."""
 
     def begin(row: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence[Data]]:
         state = environment.begin(row)
@@ -60,7 +60,7 @@ class Functions:
     tools: tuple[Tool, ...] = ()
     reply: Callable[[Message, AgentState], Replied | Awaitable[Replied]] = lambda message, state: Replied()
     knows: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda row: {}
-    """What is known of an episode at its beginning."""
+    """The environment's state at the beginning of an episode, from its row."""
     check: Callable[[], None] = lambda: None
     """Raises `BadInput` where the machine lacks what the tools need."""
 

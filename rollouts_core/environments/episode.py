@@ -1,4 +1,4 @@
-"""What those who write an environment need of an episode; all of it is in `rollouts_core.types.episode`."""
+"""The types that authors of environments need; all are from `rollouts_core.types.episode`."""
 
 from rollouts_core.types.episode import AgentState, Replied, Trajectory
 

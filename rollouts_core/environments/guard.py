@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def awaited(inner: int, seconds: float) -> int:
-    """Its exit status, as a shell tells it. With it, the first of its namespace, all others there die."""
+    """Wait for the first process of a namespace; its exit status, as in a shell. When it ends, the others there die."""
     end = time.monotonic() + seconds
     while True:
         found, status = os.waitpid(inner, os.WNOHANG)

@@ -33,7 +33,7 @@ class SandboxLimits:
     memory_mb: int = 1024
     disk_mb: int = 32
     output_chars: int = 10_000
-    """What is printed beyond is dropped."""
+    """The number of characters of output that are kept; the rest is dropped."""
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ async def _end(process: Process) -> None:
 
 
 def _environment(directory: str) -> Mapping[str, str]:
-    """Nothing of ours."""
+    """The environment of the program: none of our own variables are in it."""
     return {"PATH": "/usr/bin:/bin", "HOME": directory, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}

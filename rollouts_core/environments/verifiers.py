@@ -35,7 +35,7 @@ class Live(dict[str, Any]):
         self.state = state
         self.told: list[Message] = []
         self.replies: Sequence[Message] = ()
-        """To the last of them."""
+        """The environment's replies to the last answer."""
         self.lock = anyio.Lock()
 
 
@@ -64,7 +64,7 @@ def verifiers_rows(name: str, count: int = -1) -> list[dict[str, Any]]:
 
 
 def verifiers_reward(name: str) -> RewardFunction:
-    """What its rubric gives an episode, and its parts by name."""
+    """The reward of an episode by the environment's rubric, and its parts by name."""
 
     async def reward(sample: Sample) -> Reward:
         if sample.trajectory is None:
@@ -75,7 +75,7 @@ def verifiers_reward(name: str) -> RewardFunction:
 
 
 class VerifiersEnvironment:
-    """One of verifiers' environments. Fits `Environment`."""
+    """An environment of the verifiers package, as an `Environment`."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -119,7 +119,7 @@ class VerifiersEnvironment:
         return Reward(float(live.state["reward"]), metrics)
 
     async def _live(self, state: AgentState, told: bool = False) -> Live:
-        """As it is before it was told the last answer; or, where `told`, perhaps behind it."""
+        """The live environment, as it was before the last answer; with `told`, it may have seen that answer."""
         live, answers = state.environment.get(LIVE), _answers(state)
         if isinstance(live, Live) and (live.told == answers[:-1] or (told and live.told == answers)):
             return live

@@ -1,4 +1,4 @@
-"""What an evaluation has so far, kept as it comes.
+"""The answers and results of an evaluation, saved as they come.
 
 Decision: answers are kept before they are scored, and results once they are. Whoever goes on asks again for what is
 missing or has failed, and for nothing else.
@@ -18,7 +18,7 @@ from rollouts_core.types import Prompt
 
 
 class EvaluationJournal:
-    """What an evaluation has so far, below a directory."""
+    """The answers and results of an evaluation so far, in a directory."""
 
     def __init__(self, directory: Path) -> None:
         answers, results = directory / "answers.jsonl", directory / "results.jsonl"
@@ -31,7 +31,7 @@ class EvaluationJournal:
         self._answers, self._results = JSONLLogger(answers), JSONLLogger(results)
 
     def answer(self, prompt: Prompt, number: int) -> Answer | None:
-        """What was answered to this very prompt."""
+        """The saved answer to the prompt; None if there is none, or if the prompt has changed."""
         there = self._kept.get((prompt.source_row, number))
         other = isinstance(there, Episode) and there.trajectory.start.messages != prompt.messages
         return None if other else there

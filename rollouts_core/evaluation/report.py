@@ -1,4 +1,4 @@
-"""What the results of an evaluation come to: shares with intervals, pass@k, slices, and two of them compared."""
+"""The report of an evaluation: shares with intervals, pass@k, slices, and the comparison of two evaluations."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What became of each sample of an evaluation: one line of JSON each, and a table at the end."""
+"""The result of each sample of an evaluation: a line of JSON each, and a table at the end."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Result:
-    """One answer to one prompt, or why there is none."""
+    """An answer to a prompt with its reward, or the error instead."""
 
     source_row: int
     sample: int
@@ -29,7 +29,7 @@ class Result:
     answer: Any
     """The row's own."""
     reward: float | None
-    """None where it failed."""
+    """The reward; None if the answer or its scoring failed."""
     rewards: Mapping[str, float]
     status: str
     turns: int

@@ -35,7 +35,7 @@ ToSamples = Callable[[Prompt, int, Answer], Sequence[Sample]]
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What an evaluation asks, and how answers are scored and reported."""
+    """The settings of an evaluation: how answers are sampled, scored and reported."""
 
     reward: AnyReward
     samples_per_prompt: int = 1

@@ -1,4 +1,4 @@
-"""What scores say, and how surely: pass@k, intervals, and whether one policy is above another on the same prompts.
+"""Statistics of scores: pass@k, intervals, and the comparison of two policies on the same prompts.
 
 Decision: prompts are what is drawn at random, not samples: several samples of a prompt are averaged first, and
 intervals and tests go over prompts. Otherwise ten samples of each of fifty prompts would look like five hundred.

@@ -1,4 +1,4 @@
-"""What two runs differ in: their configs, and what came of them."""
+"""The differences of two runs: in their configs, and in their results."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -101,7 +101,7 @@ NamedT = TypeVar("NamedT", bound=Named)
 
 
 def last_of_each_name(runs: Iterable[NamedT], keep_last: int | None, anyway: Callable[[NamedT], bool]) -> list[NamedT]:
-    """From `runs`, the latest first: the last `keep_last` of each name (None: all), and those that are kept
+    """Of `runs`, the latest first: the last `keep_last` of each name (None: all), and those that are kept
     `anyway`."""
     kept: list[NamedT] = []
     seen: Counter[str] = Counter()

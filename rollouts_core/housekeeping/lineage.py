@@ -1,4 +1,4 @@
-"""From an artifact back to everything it was made from: artifacts, data files, revisions, configs, commits."""
+"""The lineage of an artifact: everything it was made from (artifacts, data files, revisions, configs, commits)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ class Ancestor:
     """An artifact, with what it was made from."""
 
     role: str
-    """What it was to the artifact made from it; empty for the one that was asked for."""
+    """Its role for the artifact that was made from it; empty for the artifact that was asked about."""
     artifact: str
     made: str
     """When, in ISO 8601; empty when the artifact is no longer in the store."""
@@ -37,7 +37,7 @@ def lineage(store: Store, name: str) -> Ancestor:
 
 
 def tree_lines(ancestor: Ancestor, depth: int = 0) -> Iterator[str]:
-    """For a terminal: an artifact a line, indented, what came from outside below it."""
+    """The lineage as lines for a terminal: an artifact each, indented, its outside inputs below it."""
     role = f"{ancestor.role}: " if ancestor.role else ""
     commit = f"  commit {ancestor.git_commit[:12]}" if ancestor.git_commit else ""
     yield f"{'  ' * depth}{role}{ancestor.artifact}  {ancestor.made or 'no longer in the store'}{commit}"
@@ -52,7 +52,7 @@ def tree_lines(ancestor: Ancestor, depth: int = 0) -> Iterator[str]:
 
 
 def _ancestor(role: str, manifest: Manifest, store: Store, index: ArtifactIndex, keys: dict[str, str]) -> Ancestor:
-    """Without runs. `keys` gets the key of each artifact by its directory."""
+    """The ancestor of a manifest, without its runs. `keys` gets the key of each artifact by its directory."""
     made, name = manifest.provenance, manifest.artifact.directory
     keys[name] = manifest.artifact.key
     outside = {role: {**made.external[role], "place": made.places.get(role, "")} for role in made.external}

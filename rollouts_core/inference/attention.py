@@ -1,4 +1,4 @@
-"""One block of attention, with all that families of models do to its scores: windows, soft caps, sinks.
+"""Attention of a block of tokens, with what families of models do to the scores: windows, soft caps, sinks.
 
 Decision: torch's fused kernel wherever it computes what is asked. It knows neither soft caps (Gemma 2) nor sinks
 (gpt-oss); those are computed by FlexAttention on CUDA and written out on the CPU, where FlexAttention has no gradient.
@@ -21,15 +21,15 @@ from rollouts_core.errors import BadInput
 
 
 class Scores(NamedTuple):
-    """What a layer does to its scores."""
+    """How a layer changes its attention scores."""
 
     scale: float
     window: int | None = None
-    """A token sees at most so many tokens, itself included."""
+    """The number of tokens that a token sees at most, itself included."""
     softcap: float | None = None
     """Scores become softcap x tanh(scores / softcap) (Gemma 2, arXiv 2408.00118, section 2)."""
     sinks_H: torch.Tensor | None = None
-    """A score for each head that takes its share of the softmax and gives nothing (gpt-oss; arXiv 2309.17453)."""
+    """A score for each head that takes part in the softmax and has no value vector (gpt-oss; arXiv 2309.17453)."""
 
     @property
     def is_plain(self) -> bool:
@@ -128,7 +128,7 @@ def by_flex_attention(
 
 @cache
 def _compiled_flex_attention() -> Any:
-    """Not compiled it holds all scores of a block at once."""
+    """FlexAttention, compiled: without compilation it holds all scores of a block in memory at once."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True)

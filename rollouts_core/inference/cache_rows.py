@@ -45,8 +45,8 @@ class CacheRows:
 
     @torch.inference_mode()
     def make_room(self, rows: int, columns: int, most_rows: int, most_columns: int, most_tokens: int) -> None:
-        """Have at least so many rows and columns, keeping what is there. Too few of either become twice as many,
-        within the most that may be asked for; never beyond `most_tokens` in all where what is needed fits that."""
+        """Grow the cache to so many rows and columns at least, and keep its content. A size that is too small
+        doubles, up to `most_rows` or `most_columns`. It stays within `most_tokens` if what is needed fits in that."""
         if rows <= self.rows and columns <= self.columns:
             return
         rows_wanted, columns_wanted = self.rows, self.columns

@@ -85,17 +85,17 @@ class EmbeddedEngine:
         return {}
 
     async def release_memory(self) -> None:
-        """Nothing to do: it shares the trainer's process, and its weights and cache stay."""
+        """Do nothing: the engine shares the trainer's process, and its weights and cache stay."""
 
     async def resume_memory(self) -> None:
-        """Nothing was given away."""
+        """Do nothing: no memory was released."""
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the engine holds no connection."""
 
     @contextmanager
     def _under_way(self, request: GenerationRequest) -> Iterator[None]:
-        """Nothing is left of the request behind this."""
+        """Submit the request; at the end, whatever happens, remove it from the engine."""
         name = request.request_id
         self._engine.submit([request])
         try:
@@ -107,7 +107,7 @@ class EmbeddedEngine:
                 self._hand_on()
 
     async def _turn(self, name: str) -> None:
-        """One step of the engine, made here or by another; by another perhaps several."""
+        """Take one step of the engine, or wait while another request's task takes steps."""
         if self._driver in (None, name):
             self._driver = name
             await checkpoint()  # whoever else is about to ask joins this step

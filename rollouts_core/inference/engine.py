@@ -1,4 +1,4 @@
-"""What generates: token ids in; token ids, log-probabilities and weight versions out.
+"""The protocol of inference engines: token ids in; token ids, log-probabilities and weight versions out.
 
 Decision: text never crosses this boundary, so nothing is decoded and encoded again between engine and trainer.
 
@@ -30,7 +30,7 @@ ASK_AGAIN_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Truncation:
-    """Which tokens may be drawn; all of them by default.
+    """The tokens that may be drawn; all of them by default.
 
     First the `top_k` likeliest are kept; of those the fewest that together have `top_p` of their probability (nucleus
     sampling, arXiv 1904.09751); of those the ones with at least `min_p` of the likeliest one's (arXiv 2407.01082).
@@ -73,7 +73,7 @@ class GenerationRequest:
 class Completion:
     request_id: str
     tokens: tuple[int, ...]
-    """What was sampled, behind the request's `generated`; the stop token included."""
+    """The sampled tokens, after the request's `generated`; the stop token included."""
     log_probs: tuple[float, ...]
     """Per token, of softmax(logits / temperature) over the whole vocabulary, whatever `truncation` kept (greedy: under
     temperature 1): what the trainer computes."""
@@ -87,7 +87,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a request must keep to, known before it is sent."""
+    """The limits of requests, which are known before a request is sent."""
 
     max_length: int
     """The context: prompt and answer together."""
@@ -95,7 +95,7 @@ class ModelLimits:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of the model's weights, by name: for servers the files' names, otherwise the model's."""
     renamed: "Callable[[Weights], Weights]" = lambda weights: weights
-    """From the model's names to those."""
+    """Renames weights from the model's names to the names in `shapes`."""
     routers: "Routers | None" = None
     """For a mixture whose servers tell which experts tokens went through."""
 
@@ -137,7 +137,7 @@ class InferenceEngine(Protocol):
 
     @property
     def sync_bytes(self) -> "Mapping[str, int]":
-        """What the last update sent to each other machine."""
+        """The bytes that the last update sent to each other machine."""
 
     def take_tokens(self) -> "Mapping[str, int]":
         """Tokens that each replica has made since this was asked last, by name; empty where there are none."""

@@ -37,7 +37,7 @@ def is_reward_model(directory: str | Path) -> bool:
 
 
 def problems_of(config: Mapping[str, Any]) -> list[str]:
-    """What of a model's config.json is not computed here; empty for what may be."""
+    """Reasons why the model of a config.json can't be trained here; empty if it can."""
     kind = str(config.get("model_type") or "this model")
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method", "an unnamed method") if isinstance(quantized, Mapping) else quantized

@@ -24,7 +24,7 @@ def as_in_files(model: Any, name: str, value: torch.Tensor) -> dict[str, torch.T
 
 
 def named_as_in_files(model: Any) -> "Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]":
-    """From weights by the model's names to the same by the files'."""
+    """A function that renames weights from the model's names to the names in its files."""
     shapes = {name: shape for name, (_, shape) in file_shapes(model).items()}
     if shapes.keys() == stored(model).keys():
         return lambda weights: weights

@@ -109,7 +109,7 @@ class FusedDecoder:
         return self._logits(hidden_EN[:, to_device(last_B, self.device)], count)
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-        """One more token for rows 0 to B-1, each at its own position; logits BV."""
+        """Add a token to each of rows 0 to B-1, at its own position. Returns logits BV."""
         if self._record is not None:
             return self._play(tokens, positions, self._record)
         count = len(tokens)
@@ -180,7 +180,7 @@ class FusedDecoder:
         return heads_GDN
 
     def _rest(self, layer: _Layer, hidden_EN: torch.Tensor, mixed_EN: torch.Tensor) -> None:
-        """What follows attention, added to `hidden_EN` in place."""
+        """The rest of a layer, after attention: added to `hidden_EN` in place."""
         hidden_EN.addmm_(layer.out, mixed_EN)
         gate, up = (layer.gate_up @ self._normed(hidden_EN, layer.before_mlp)).chunk(2)
         hidden_EN.addmm_(layer.down, F.silu(gate).mul_(up))

@@ -18,7 +18,7 @@ DONE = "[DONE]"
 
 
 class JsonClient:
-    """One pool of connections. Proxies of the environment are not used: the servers are here."""
+    """An HTTP client with a pool of connections. It ignores the environment's proxies: the servers are on this host."""
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)

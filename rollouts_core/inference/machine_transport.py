@@ -58,7 +58,7 @@ SILENCE_SECONDS = 20.0
 """A machine that takes nothing for so long is left behind."""
 AGAIN_SECONDS = 1.0
 MOST_ATTEMPTS = 10
-"""In a row, of which no bucket was taken."""
+"""The number of attempts in a row without a bucket that arrives."""
 TRY_AGAIN = 8
 """Versions, until the way of sending that was slower is tried once more."""
 KEPT_SHARE = 2
@@ -184,7 +184,7 @@ class _Bucket:
     before: str = ""
     """The digest of the file that `changes` are of; empty where there are none."""
     changes: tuple[bytes, ...] = ()
-    """What has changed in each piece."""
+    """The changes of each piece."""
 
 
 class _Changes:
@@ -206,7 +206,8 @@ class _Changes:
         self._keeps = has_room and self._pay(self._number + 1)
 
     def added(self, bucket: _Bucket) -> _Bucket:
-        """With its changes, where they are worth while; it is remembered for the next version."""
+        """The bucket with its changes since the last version, if sending these is worth while. Remembers it for the
+        next."""
         before = self._before.pop(bucket.name, None)
         if self._keeps:
             self._before[bucket.name] = bucket
@@ -243,7 +244,7 @@ class _Sender:
         """Machines below that are sent nothing any more, and why."""
         self._stream: anyio.abc.SocketStream | None = None
         self._held: dict[str, str] = {}
-        """What all of them have already: digests by name."""
+        """The buckets that all machines have already: digests by name."""
         self._before: dict[str, str] = {}
         """The same of other versions."""
         self._unheard: deque[_Bucket] = deque()
@@ -254,7 +255,7 @@ class _Sender:
         """Why the machine was left behind."""
 
     def problems(self) -> dict[str, str]:
-        """Why machines were left behind, by name."""
+        """The reasons why machines did not get the weights, by name."""
         return dict.fromkeys(self.machines, self.problem) if self.problem else self._lost
 
     async def give(self, bucket: _Bucket) -> None:
@@ -373,7 +374,7 @@ class _Sender:
         return answer
 
     def _leave_out(self, lost: Mapping[str, str]) -> None:
-        """With all below them."""
+        """Leave these machines out, with all machines below them in the tree."""
         for name in list(names_in(self._below)):
             if name in lost:
                 gone, self._below = _without(self._below, name)
@@ -381,21 +382,21 @@ class _Sender:
 
 
 def _told_below(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What machines say that weights were passed on to."""
+    """The answers of the machines that weights were passed on to, by name."""
     for name, told in answer.get("on", {}).items():
         yield name, told
         yield from _told_below(told)
 
 
 def _of_all(answer: dict[str, Any], field: str) -> dict[str, str]:
-    """What all that are not lost have the same of."""
+    """The digests in `field` that all machines agree on, those that are lost left out."""
     with reading("a machine with servers", answer):
         there = [answer[field], *(told[field] for _, told in _told_below(answer) if field in told)]
         return {name: digest for name, digest in there[0].items() if all(other.get(name) == digest for other in there)}
 
 
 def _without(tree: Tree, name: str) -> tuple[Tree, Tree]:
-    """What is below the name, and the tree without both."""
+    """The tree below the name, and the rest of the tree without the name and what is below it."""
     gone: Tree = dict(tree.get(name, {}))
     kept: Tree = {}
     for other, below in tree.items():

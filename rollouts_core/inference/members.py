@@ -1,4 +1,4 @@
-"""Which replicas of an engine have the current weights, how the others get there, and which one is asked.
+"""The replicas of an engine: which have the current weights, how others get them, and which one is asked.
 
 Decision: a replica takes part only while it is known to have the current weights. It is told apart by its address,
 which is new with each start; a newcomer is brought to the current version first and serves afterwards. Whoever cannot
@@ -27,7 +27,7 @@ from rollouts_core.inference.replicas import Fleet, Replica, Servers
 
 LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 10.0
-"""Before a replica that could not be given the weights is tried again."""
+"""The wait before another attempt with a replica that could not get the weights."""
 SPEED_SHARE = 0.1
 """Weight of the last request in the average speed of a replica."""
 SESSIONS = 2**16
@@ -35,7 +35,7 @@ SESSIONS = 2**16
 UNSENT = -1
 
 Problems = dict[str, Exception]
-"""What went wrong with replicas, by their names."""
+"""The errors of replicas, by name."""
 
 
 Step = Callable[[Sequence[Replica]], Awaitable[Problems]]
@@ -48,7 +48,7 @@ class Giving:
     bring: Step
     """Brings the weights to where replicas load them from; they go on generating."""
     swap: Step
-    """Has replicas take the weights."""
+    """Makes replicas take the weights."""
 
 
 class Members:
@@ -69,10 +69,10 @@ class Members:
         self._failed: dict[str, float] = {}
         """When replicas could not be given the weights, by address."""
         self._said: dict[str, Said] = {}
-        """What replicas answer to probes with this version, by address."""
+        """The answers of replicas to probes with this version, by address."""
 
     def servers(self) -> Servers:
-        """What is there, without those that are gone. Raises `EngineUnavailable` when nothing will come any more."""
+        """The servers that are there. Raises `EngineUnavailable` if there are none and none will come."""
         servers = self._fleet.ready()
         there = {replica.url for replica in servers.replicas}
         self.current = {url: replica for url, replica in self.current.items() if url in there}
@@ -199,7 +199,7 @@ class Members:
 
 
 async def nothing_to_bring(replicas: Sequence[Replica]) -> Problems:
-    """What replicas are to load lies where they find it."""
+    """Do nothing: replicas can read the weights where they are."""
     return {}
 
 

@@ -28,7 +28,7 @@ GGUF = (
 
 
 def problems_with(name: str) -> list[str]:
-    """What keeps the model of a name from being trained, each with what to do, as far as it lies here."""
+    """Reasons why a model on this machine can't be trained, each with what to do; empty for a model of the hub."""
     place = Path(name)
     if place.suffix == ".gguf":
         return [f"{place} {GGUF}"]
@@ -53,7 +53,7 @@ def experts_of(name: str) -> int | None:
 
 
 def problems_in(directory: Path) -> list[str]:
-    """Empty for a model directory that may be trained."""
+    """Reasons why a model directory can't be trained; empty if it can."""
     config_file = directory / "config.json"
     if not config_file.is_file():
         return [_no_model(directory)]
@@ -132,7 +132,7 @@ def _tokenizer_problems(directory: Path, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def _tokens(file: Path) -> int:
-    """One more than the largest id; 0 where it can't be known."""
+    """The size of a tokenizer's vocabulary: its largest id plus one; 0 if the file does not tell."""
     try:
         data = json.loads(file.read_text())
         vocabulary = data["model"]["vocab"]

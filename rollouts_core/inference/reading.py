@@ -16,7 +16,7 @@ from rollouts_core.errors import MalformedAnswer
 QUOTED = 500
 """Characters of an answer that are quoted in an error."""
 MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What code raises that meets data of another shape than it expects."""
+"""The exceptions of code that meets data of another shape than it expects."""
 
 
 def json_in(content: str | bytes, where: str) -> Any:

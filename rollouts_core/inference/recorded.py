@@ -69,7 +69,7 @@ def size_of(count: int) -> int:
 
 
 def recorder(device: torch.device) -> Record | None:
-    """None where recording gains nothing."""
+    """A recorder for CUDA; None on devices where recording gains nothing."""
     return or_plainly(_CUDAGraphs()) if device.type == "cuda" else None
 
 

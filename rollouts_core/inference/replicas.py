@@ -1,4 +1,4 @@
-"""Which servers there are. Who starts, watches and restarts them is somebody else (`infra.host.servers`).
+"""The list of servers. `infra.host.servers` starts, watches and restarts them.
 
 Decision: a replica's address is new with each of its starts. Whoever knows an address therefore knows which weights are
 behind it; a restarted replica cannot be taken for the one that was there before, with the weights it had.
@@ -34,7 +34,7 @@ class EngineMachine:
     port: int
     """A port of the loopback here that leads to its gate. 0: it can't be reached now."""
     memory: Path
-    """There, for weights on their way."""
+    """A directory on the machine for weights on their way."""
     address: str = ""
     """The machine's address on a network that it shares with this one."""
     reaches: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class EngineMachine:
 
 @dataclass(frozen=True)
 class Servers:
-    """What can be spoken to now."""
+    """The servers that answer now."""
 
     replicas: tuple[Replica, ...]
     router: str | None = None
@@ -72,7 +72,7 @@ class FixedServers:
         return self._servers
 
     def restart(self, replica: Replica, reason: str) -> None:
-        """Nobody to ask: it is spoken to again at the next occasion."""
+        """Do nothing: nobody watches these servers. The next request tries the replica again."""
 
 
 class SupervisedServers:

@@ -1,4 +1,4 @@
-"""What the routers of a mixture's layers choose: looked at, or prescribed.
+"""The choices of the routers in a mixture's layers: read, or prescribed.
 
 Decision: a router computes by its own class, so each family's rule stays its own. Where choices are prescribed (router
 replay, arXiv 2510.11370), `topk` gives these inside it, and the weights that follow are the family's own arithmetic.
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from rollouts_core.errors import BadInput
 
 PLANNED = ("moe_tp_experts", "ep_dispatch_experts")
-"""What transformers' plans call a module of experts."""
+"""The names of modules of experts in transformers' plans."""
 ONE_BYTE = 255
 """Up to this many experts of a layer fit in a byte; the value 255 means that nobody told."""
 TOPK = (torch.topk, torch.Tensor.topk)
@@ -36,7 +36,7 @@ class Routers(NamedTuple):
     """Experts in a layer."""
     per_token: int
     model_layers: int
-    """All of the model, with experts or without."""
+    """The number of the model's layers, with experts or without."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,7 +55,7 @@ class Routers(NamedTuple):
 
 
 class Routing:
-    """What the routers of one model choose in a pass. There is one for a model at a time."""
+    """The choices of a model's routers in a pass. A model has one `Routing` at a time."""
 
     def __init__(self, routers: Routers) -> None:
         self.routers = routers
@@ -63,7 +63,7 @@ class Routing:
         """Logits of the last pass, by layer."""
         self.chosen_NK: dict[int, torch.Tensor] = {}
         self.own_NK: dict[int, torch.Tensor] = {}
-        """What they would have chosen by themselves, where choices were prescribed."""
+        """The choices that the routers would have made, where others were prescribed."""
         self._prescribed: dict[int, torch.Tensor] = {}
         for layer, router in routers.by_layer.items():
             router.forward = partial(self._route, router, layer)
@@ -109,7 +109,7 @@ class Routing:
 
 
 def routers_of(model: Any) -> Routers | None:
-    """None for a model without experts, or with routers of which what they choose is not known."""
+    """The routers of a model; None without experts, or if the routers' choices can't be read."""
     found: dict[int, Any] = {}
     for name, _ in experts_of(model):
         layer = re.search(r"\.(\d+)\.", name)
@@ -124,7 +124,7 @@ def routers_of(model: Any) -> Routers | None:
 
 
 def let_go(model: Any) -> None:
-    """Have no `Routing` look at a model's routers any longer."""
+    """Detach a model's routers from their `Routing`."""
     if routers := routers_of(model):
         for router in routers.by_layer.values():
             vars(router).pop("forward", None)

@@ -56,13 +56,13 @@ class CachedDecoder:
         return self._forward(tokens_B1, positions_B1, 0, len(tokens))
 
     def tell_experts(self) -> bool:
-        """Have `experts` tell what passes choose from now on; whether that is known of this model."""
+        """Make `experts` available from now on. False if this model's routers can't be read."""
         routers = routers_of(self._model)
         self._routing = Routing(routers) if routers else None
         return self._routing is not None
 
     def experts(self, lengths: Sequence[int]) -> list[bytes]:
-        """Which experts the last tokens of each row went through in the last pass, so many of each."""
+        """The experts that the last tokens of each row went through in the last pass; `lengths`: tokens of each row."""
         assert self._routing is not None, "it was asked to tell"
         if not self._routing.is_known:
             raise BadInput(
@@ -93,7 +93,7 @@ class CachedDecoder:
 
 
 class _Rows:
-    """Which columns the tokens of a pass see; the same for all layers with one window."""
+    """The columns that each token of a pass sees; the same for all layers with one window."""
 
     def __init__(self, positions_BT: torch.Tensor, device: torch.device) -> None:
         """`positions_BT`: on the CPU."""
@@ -113,7 +113,7 @@ class _Rows:
 
 
 class _Pass(Cache):  # type: ignore[misc]
-    """One forward pass over the rows, as transformers' layers see it."""
+    """The cache that transformers' layers use in a forward pass over the rows."""
 
     def __init__(self, cache: CacheRows, positions_BT: torch.Tensor, first_row: int, device: torch.device) -> None:
         """`positions_BT`: on the CPU."""

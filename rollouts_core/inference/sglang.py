@@ -254,7 +254,7 @@ class SGLangEngine:
         raise EngineUnavailable(f"the router did not accept it within {CONTROL_SECONDS:g} s")
 
     async def _workers(self, router: str, replica: Replica) -> list[dict[str, Any]]:
-        """What the router knows of a replica."""
+        """The router's entries of a replica."""
         known = await self._http.call("GET", f"{router}/workers", deadline=CONTROL_SECONDS)
         with reading(router, known):
             return [worker for worker in known["workers"] if worker["url"] == replica.url]
@@ -293,7 +293,7 @@ def _body(request: GenerationRequest, rid: str) -> dict[str, Any]:
 
 
 def read_completion(answer: Any, request: GenerationRequest, routers: Routers | None = None) -> Completion:
-    """What SGLang's /generate says; with `routers`, of experts as well. Raises `MalformedAnswer`."""
+    """The completion in an answer of SGLang's /generate; with `routers`, also the experts. Raises `MalformedAnswer`."""
     with reading(f"request {request.request_id}", answer):
         meta = answer["meta_info"]
         pairs = meta["output_token_logprobs"][: meta["completion_tokens"]]

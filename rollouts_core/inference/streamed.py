@@ -17,13 +17,13 @@ INTERVAL = 32
 
 @dataclass
 class Pieces:
-    """What has come."""
+    """The part of a streamed answer that has come so far."""
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[tuple[float, int]] = field(default_factory=list)
     """Log-probabilities as SGLang sends them: the value and the token."""
     known: int = 0
-    """How many tokens were made by the version that the answer began with."""
+    """The number of tokens that are known to be made by the version that the answer began with."""
     last: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: Any, same_weights: bool) -> None:
@@ -43,7 +43,7 @@ class Pieces:
         return {"output_ids": self.tokens, "meta_info": meta}
 
     def kept(self, request: GenerationRequest, version: int) -> Completion | None:
-        """What is left of an answer that broke off; None of one that had not begun."""
+        """The part to keep of an answer that broke off; None if no token had come."""
         known = min(self.known, len(self.log_probs))
         if not known:
             return None

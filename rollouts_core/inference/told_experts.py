@@ -1,4 +1,4 @@
-"""Which experts tokens went through, as engines tell it and records keep it: rows of bytes, in base64.
+"""The experts that tokens went through, in the form of engines' answers and records: rows of bytes, in base64.
 
 Decision: choices travel as bytes, a row for each token: its experts of every layer, a byte each, two where a layer has
 256 experts or more. A row of only 0xFF is a token of which nobody told.
@@ -9,7 +9,7 @@ Imports no torch: records and agents read it.
 import base64
 
 NOT_TOLD = 0xFF
-"""Every byte of a row."""
+"""The value of every byte of a row whose experts are not known."""
 
 
 def to_text(rows: bytes) -> str:
@@ -28,5 +28,5 @@ def continued(before: str, after: str) -> str:
 
 
 def behind(told: int, rows: str) -> str:
-    """Without the first bytes, which were told before."""
+    """The rows after the first `told` bytes, which are known already."""
     return to_text(from_text(rows)[told:])

@@ -74,7 +74,7 @@ class Decoder(Protocol):
         """Read whole sequences into rows from `first_row` on; logits BV after each one's last token."""
 
     def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-        """One more token for rows 0 to B-1, each at its own position; logits BV."""
+        """Add a token to each of rows 0 to B-1, at its own position. Returns logits BV."""
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights; names and shapes have been checked."""
@@ -194,7 +194,7 @@ class TorchEngine:
         return self._finished.pop(request_id, None)
 
     def so_far(self, request_id: str) -> Completion | None:
-        """What there is of a running request's answer, as if it were aborted now."""
+        """The answer so far of a running request, as if it were aborted now; None if it does not run."""
         there = next((entry for entry in self._running if entry.request.request_id == request_id), None)
         return _completion(there, "abort") if there else None
 
@@ -247,7 +247,7 @@ class TorchEngine:
         return admitted
 
     def _make_room(self, admitted: Sequence[_Running]) -> None:
-        """For what this turn writes."""
+        """Grow the cache for the tokens of this step."""
         there = [*self._running, *admitted]
         read = [round_up(len(entry.sequence)) for entry in admitted]
         columns = max([*read, *(entry.position + 1 for entry in self._running)])
@@ -255,7 +255,7 @@ class TorchEngine:
         self._decoder.cache.make_room(len(there), columns, self._rows, most, self._room)
 
     def _prefill(self, admitted: list[_Running]) -> None:
-        """Each sequence once; who shares it gets a copy of its row."""
+        """Prefill each different sequence once; other requests with the same sequence get a copy of its row."""
         sequences = list(dict.fromkeys(entry.sequence for entry in admitted))
         first = len(self._running)
         logits_UV = self._decoder.prefill(sequences, first)
@@ -306,7 +306,7 @@ class TorchEngine:
             self._free(row)
 
     def _has_said_stop(self, entry: _Running) -> bool:
-        """Only the end is looked at: what came before was, a token ago."""
+        """Whether the answer contains a stop text. Only its end is decoded: the rest was looked at one token ago."""
         if not entry.request.stop or self._decode is None:
             return False
         longest = max(len(text.encode()) for text in entry.request.stop)

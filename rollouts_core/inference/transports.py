@@ -54,7 +54,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class WeightTransport(Protocol):
-    """Both give who failed, and why."""
+    """A way to bring weights to replicas. `bring` and `swap` return the replicas that failed, with the reasons."""
 
     async def bring(self, replicas: Sequence[Replica], weights: Weights, version: int) -> Problems:
         """Bring weights as near to replicas as can be done while they generate."""
@@ -64,14 +64,14 @@ class WeightTransport(Protocol):
 
     @property
     def brought(self) -> "Mapping[str, Brought]":
-        """What was sent of the last version, by the name of each other machine."""
+        """The bytes and seconds of the last version's transfer, by the name of each other machine."""
 
     async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Brought:
-    """What was sent to a machine, and how long that took."""
+    """The bytes that were sent to a machine, and the seconds that took."""
 
     bytes: int
     seconds: float
@@ -114,7 +114,7 @@ def index_text(files: Mapping[str, str]) -> str:
 async def load_checkpoint(
     http: JsonClient, replicas: Sequence[Replica], place: Callable[[Replica], Path], version: int
 ) -> Problems:
-    """Have replicas read a Hugging Face model directory that they can see. Returns who failed, and why."""
+    """Make replicas load a Hugging Face model directory that they can read. Returns those that failed, with reasons."""
 
     async def load(replica: Replica) -> None:
         body = {
@@ -220,7 +220,8 @@ class TensorTransport:
 
 
 class BroadcastTransport:
-    """One process group of the trainer (rank 0) and all ranks of all replicas, made anew when the replicas change.
+    """A broadcast in a process group of the trainer (rank 0) and all ranks of all replicas. It is made anew when the
+    replicas change.
 
     Replicas on other machines meet the trainer at its address on the network that leads to them. When one of them is
     lost on the way, the others are given the weights once more, without it.
@@ -252,7 +253,7 @@ class BroadcastTransport:
         return problems | {replica.name: EngineUnavailable(failed) for replica in replicas}
 
     async def _try(self, replicas: Sequence[Replica], weights: Weights, version: int) -> str:
-        """Why it failed, if it did."""
+        """Broadcast the weights once. Returns the error as text; empty if it worked."""
         device = next(iter(weights.values())).device
         began = time.perf_counter()
         try:

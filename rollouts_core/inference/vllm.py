@@ -243,7 +243,7 @@ class VLLMEngine:
 
 
 def read_completion(answer: Any, request: GenerationRequest, version: int) -> Completion:
-    """What /v1/completions says of one prompt. Raises `MalformedAnswer`."""
+    """The completion in an answer of /v1/completions to one prompt. Raises `MalformedAnswer`."""
     with reading(f"request {request.request_id}", answer):
         choice = answer["choices"][0]
         tokens = tuple(int(token) for token in choice["token_ids"])

@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 MEET_SECONDS = 60.0
-"""For all to come together, and for each collective in the group."""
+"""The deadline to form the group, and of each collective in it."""
 
 
 def join(name: str, address: str, port: int, rank: int, size: int, backend: str) -> Any:

@@ -50,9 +50,9 @@ def checksum_of(weights: "Mapping[str, torch.Tensor]") -> str:
 
 
 def stored(model: Any) -> "dict[str, torch.Tensor]":
-    """What a model's files hold, by the model's own names: each parameter once, and the buffers that are kept.
+    """The weights that a model's files hold, by the model's own names: each parameter once, and the saved buffers.
 
-    Adapters are left out, as if there were none.
+    Adapters are left out.
     """
     kept = model.state_dict(keep_vars=True)
     named = [*model.named_parameters(), *((name, value) for name, value in model.named_buffers() if name in kept)]

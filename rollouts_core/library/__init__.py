@@ -1,1 +1,1 @@
-"""One call for SFT, DPO and GRPO, from a script or a notebook, without pipeline, store or server."""
+"""Functions for SFT, DPO and GRPO in a script or a notebook, without pipeline, store or server."""

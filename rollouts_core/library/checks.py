@@ -1,4 +1,4 @@
-"""What is wrong with arguments, told before anything is loaded or begun."""
+"""Checks of arguments, before anything is loaded."""
 
 import inspect
 import os

@@ -45,7 +45,7 @@ def check_engine(engine: Any) -> None:
 
 @contextmanager
 def maker_of(engine: Any, policy: LanguageModel, max_length: int) -> Iterator[tuple[MakeEngine, bool]]:
-    """What makes the engine in its event loop, and whether it works in this process.
+    """A function that makes the engine in its event loop, and whether the engine works in this process.
 
     `engine`: None or "embedded", the address of an SGLang or vLLM server, or a function that makes an engine.
     """
@@ -62,7 +62,7 @@ def maker_of(engine: Any, policy: LanguageModel, max_length: int) -> Iterator[tu
 
 
 def kind_at(address: str) -> Literal["sglang", "vllm"]:
-    """Which server answers there. Raises `BadInput` when none does, or another."""
+    """The kind of the server at an address. Raises `BadInput` if no server answers, or one of another kind."""
     url = f"{address.rstrip('/')}/v1/models"
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:

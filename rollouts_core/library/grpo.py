@@ -141,7 +141,7 @@ def grpo(
 
 @dataclass(frozen=True)
 class _Run:
-    """What a training's steps are made of."""
+    """The parts of a training that its steps use."""
 
     policy: LanguageModel
     trainer: Backend

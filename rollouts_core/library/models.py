@@ -48,8 +48,8 @@ def load_model(name: str | Path, device: str | None = None, dtype: Dtype = "floa
 
 
 def as_language_model(model: Any, tokenizer: Any = None) -> LanguageModel:
-    """What functions of this room take as `model`: a name, a directory, a `LanguageModel`, or a transformers model
-    beside its tokenizer. Raises `BadInput`, naming the argument."""
+    """The `LanguageModel` of an argument `model`: a name, a directory, a `LanguageModel`, or a transformers model
+    together with its tokenizer. Raises `BadInput`, naming the argument."""
     if isinstance(model, LanguageModel):
         return model if tokenizer is None else LanguageModel(model.model, tokenizer)
     if isinstance(model, str | Path):

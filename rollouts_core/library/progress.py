@@ -56,7 +56,7 @@ class _InNotebook:
 
 class _Nowhere:
     def move(self, done: int, told: str) -> None:
-        """There is nobody who looks."""
+        """Do nothing: progress is not shown."""
 
     def end(self) -> None:
-        """Nothing was shown."""
+        """Do nothing: progress is not shown."""

@@ -47,10 +47,10 @@ class Shown:
 
 
 def show(batch: TrainBatch | RLStep | Sequence[Sample], tokenizer: Any = None, most: int = 200) -> Shown:
-    """Each token with its text, whether it is learnt, its advantage and its log-probability when it was sampled.
+    """A table of tokens: text, loss mask, advantage, and the log-probability when the token was sampled.
 
-    `batch`: what `prepare_grpo_batch` gives, a step of `grpo`, or samples. With a `tokenizer`, tokens have their text.
-    `most`: rows at most.
+    `batch`: a batch of `prepare_grpo_batch`, a step of `grpo`, or samples. With a `tokenizer`, tokens have their text.
+    `most`: the largest number of rows.
 
     Examples:
         >>> print(rc.show(step, policy.tokenizer, most=20))

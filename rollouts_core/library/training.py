@@ -31,7 +31,7 @@ BEGUN_WITH = "training.json"
 
 
 class Step(Protocol):
-    """What one step leaves behind; see `TrainStep` and `RLStep`."""
+    """The result of a step; see `TrainStep` and `RLStep`."""
 
     @property
     def step(self) -> int: ...

@@ -58,7 +58,8 @@ class _GPU:
         return None
 
     def power_w(self) -> float | None:
-        """From the energy where the driver counts it; in the first call, and elsewhere, the power that is drawn now."""
+        """The mean power since the last call, if the driver counts energy; otherwise, and in the first call, the power
+        now."""
         with suppress(self.nvml.NVMLError):
             now, before = (time.monotonic(), self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.whole)), self._energy
             self._energy = now

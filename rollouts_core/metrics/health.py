@@ -1,4 +1,4 @@
-"""What metrics should look like, and a warning when they do not. docs/metrics.md has the same table with reasons."""
+"""Healthy ranges of metrics, and warnings outside them. docs/metrics.md has the same table with reasons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ AGAIN_STEPS = 50
 
 @dataclass
 class Warnings:
-    """What was said, so that it is not said at every step."""
+    """The warnings that were given, so that they are not repeated at every step."""
 
     _said: dict[str, int] = field(default_factory=dict)
 

@@ -28,7 +28,7 @@ class JSONLLogger:
 
 
 def answer_record(sample: Sample) -> dict[str, Any]:
-    """What every file of samples tells of one: its row, prompt, answer, reference and reward."""
+    """The fields that every file of samples has: row, prompt, answer, reference and reward."""
     return {
         "source_row": sample.prompt.source_row,
         "prompt": sample.prompt.text,

@@ -9,7 +9,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` characters. A curve that does not change is a line in the middle."""
+    """Draw a curve with at most `width` characters. A constant curve is a line in the middle."""
     drawn = means(values, width)
     low, high = min(drawn, default=0.0), max(drawn, default=0.0)
     if low == high:
@@ -18,8 +18,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def means(values: Sequence[float], most: int) -> list[float]:
-    """At most so many, each the mean of as many values as the others, give or take one; numbers that are infinite or
-    none are left out."""
+    """At most `most` means, each of the same number of values, give or take one. Infinite values and NaN
+    are left out."""
     finite = [value for value in values if isfinite(value)]
     count = min(most, len(finite))
     edges = [round(place * len(finite) / count) for place in range(count + 1)] if count else []

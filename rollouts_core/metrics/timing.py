@@ -1,4 +1,4 @@
-"""Where a step's time goes: named phases, and what none of them accounts for."""
+"""The time of a step, in named phases, and the rest that is in none of them."""
 
 import time
 from collections.abc import Iterator

@@ -122,7 +122,7 @@ def _lineage(made: Sequence[Made]) -> list[str]:
 
 
 def _tellable(value: Any, name: str = "") -> Any:
-    """Without parts that say where it ran, and without the directories of files."""
+    """A config's data without the parts that say where it ran, and without the directories of files."""
     if isinstance(value, Mapping):
         return {key: _tellable(entry, key) for key, entry in value.items() if name or key not in LEFT_OUT}
     if isinstance(value, list | tuple):

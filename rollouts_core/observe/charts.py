@@ -1,4 +1,4 @@
-"""Which curves are worth looking at, as data: the report draws them with uPlot, Prefect's pictures with matplotlib."""
+"""The curves to show, as data: the report draws them with uPlot, Prefect's pictures with matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the evaluations of a run have come to, for its page and the terminal: tables, and policies compared in pairs."""
+"""The evaluations of a run, for its page and the terminal: tables, and policies compared in pairs."""
 
 import json
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ _adapter = TypeAdapter(EvaluationReport)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One policy's results, as they came home."""
+    """The results of a policy, as they were copied back."""
 
     point: str
     name: str
-    """For people."""
+    """The name to show."""
     report: EvaluationReport
 
 
@@ -33,11 +33,11 @@ class Compared:
     name: str
     against: str
     comparison: Comparison | None
-    """None where no prompt was scored for both."""
+    """The comparison; None if no prompt was scored for both."""
 
 
 def name_of(point: str) -> str:
-    """For people; `rl-2` is of the second segment."""
+    """The name to show for a point of the chain; `rl-2` is the second segment."""
     return POINTS.get(point) or f"after RL, segment {point.removeprefix('rl-')}"
 
 
@@ -48,7 +48,7 @@ def read_evaluations(results: Path, points: Sequence[str]) -> list[Evaluated]:
 
 
 def compare_in_order(results: Path, points: Sequence[str]) -> list[Compared]:
-    """Each policy against the one before it in the chain, on the same prompts."""
+    """Compare each policy with the one before it in the chain, on the same prompts."""
     found = {point: read_results(_folder(results) / f"{point}.jsonl") for point in points}
     return [
         _compared(name_of(later), name_of(earlier), found[later], found[earlier]) for earlier, later in pairwise(points)
@@ -56,9 +56,9 @@ def compare_in_order(results: Path, points: Sequence[str]) -> list[Compared]:
 
 
 def compare_with_run(results: Path, other: Path, run: str, points: Sequence[str]) -> list[Compared]:
-    """Each policy against that of the same point in another run's results.
+    """Compare each policy with the one at the same point in another run's results.
 
-    Raises `BadInput` where the two were not asked the same.
+    Raises `BadInput` if the two were not asked the same prompts.
     """
     shared = [point for point in points if (_folder(other) / f"{point}.jsonl").is_file()]
     if not shared:

@@ -18,14 +18,14 @@ from rollouts_core.store.remembered import Row, bring_up_to_date, remembered, st
 
 POINTS = 40
 CURVES = {"rl": "reward", "dpo": "rewards/accuracies", "sft": "loss"}
-"""What is drawn of a run: of the last training that it has."""
+"""The metric to draw for a run, by its last training."""
 
 
 @dataclass(frozen=True)
 class Listed:
     record: RunRecord
     curve: str
-    """What it is of; empty where there is none."""
+    """The name of the curve's metric; empty if there is no curve."""
     values: tuple[float, ...]
 
 

@@ -1,4 +1,4 @@
-"""Which replicas generate, as a table: for Prefect's UI and for `rollouts watch`."""
+"""The table of replicas, for Prefect's UI and for `rollouts watch`."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -29,7 +29,7 @@ def _row(replica: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, 
 
 
 def _state(state: str) -> str:
-    """One that answers serves only once it has the current weights."""
+    """The state to show. A replica that answers serves only once it has the current weights."""
     return {"ready": "waits for weights", "down": "is started again", "away": "not reached"}.get(state, state)
 
 

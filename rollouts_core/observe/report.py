@@ -51,7 +51,7 @@ class Share:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One held-out prompt with the answer at each point, and whether it was right."""
+    """A held-out prompt with the answer at each point, and whether that was right."""
 
     prompt: str
     answer: str
@@ -110,14 +110,14 @@ def _embedded(data: Any) -> Markup:
 
 
 def _phases(results: Path) -> list[tuple[str, list[Share]]]:
-    """For each training: where the time of a mean step went."""
+    """For each training, the time of each phase in a mean step."""
     found = {name: read_jsonl(results / f"{training}_metrics.jsonl") for training, name in TRAININGS.items()}
     bars = [(name, _shares(mean_phases(records))) for name, records in found.items() if records]
     return [(name, shares) for name, shares in bars if shares]
 
 
 def _shares(seconds: Mapping[str, float], record: RunRecord | None = None) -> list[Share]:
-    """What took no time worth showing is left out."""
+    """The seconds as shares of the whole; shares below 0.1 % are left out."""
     states = {stage.name: stage.state for stage in record.stages} if record else {}
     whole = sum(seconds.values()) or 1.0
     shares = [Share(name, of, 100 * of / whole, states.get(name, "")) for name, of in seconds.items()]

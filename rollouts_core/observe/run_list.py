@@ -123,7 +123,7 @@ def _records(runs: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _record(runs: Path, name: str) -> bytes | None:
-    """None where there is none. Of a name that is one directory below `runs`, and nothing else."""
+    """The record in the directory `name` below `runs`; None if there is none, or if `name` is another path."""
     if Path(name).name != name:
         return None
     with suppress(OSError):

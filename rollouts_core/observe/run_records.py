@@ -1,4 +1,4 @@
-"""What is recorded of a run, and read of it again."""
+"""The record of a run, written and read."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ RunState = Literal["Running", "Completed", "Failed", "Cancelled", "Lost"]
 class StageRecord:
     name: str
     key: str | None
-    """None for stages that make no artifact."""
+    """The artifact's key; None for stages that make no artifact."""
     state: StageState = "Pending"
     seconds: float = 0.0
 
@@ -30,7 +30,7 @@ class JobRecord:
     machine: str
     job: str
     log: int | None
-    """Where in its log this run's part begins, in bytes; None until the job is seen to run."""
+    """The offset in the job's log at which this run's part begins, in bytes; None until the job is seen to run."""
 
 
 @dataclass(frozen=True)

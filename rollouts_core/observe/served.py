@@ -1,4 +1,4 @@
-"""Where the pages of runs are served, if they are."""
+"""The address at which the pages of runs are served, if they are."""
 
 import os
 from urllib.parse import quote

@@ -55,7 +55,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Each training has steps of its own, so a metric's axis is the step of what stands before its first slash."""
+    """Metrics to W&B. Each training counts its own steps: the axis of `sft/loss` is `sft/step`."""
 
     def __init__(self, run: Any) -> None:
         self._run = run

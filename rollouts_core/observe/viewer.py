@@ -89,7 +89,7 @@ class Viewer:
 
 
 def _packed(chunk: Sequence[Record]) -> dict[str, Any]:
-    """Each token and its text once; log-probabilities as they are shown; no text that stands in the messages."""
+    """Rollouts in a smaller form: each token's text once, log-probabilities rounded, no text that the messages have."""
     places: dict[tuple[int, str], int] = {}
     rollouts = []
     for record in chunk:
@@ -105,14 +105,14 @@ def _packed(chunk: Sequence[Record]) -> dict[str, Any]:
 
 
 def _replace(path: Path, content: str) -> None:
-    """At once: a browser may be reading it."""
+    """Write a file under another name and rename it, because a browser may be reading it."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(content)
     unfinished.replace(path)
 
 
 def _summary(record: Record) -> dict[str, Any]:
-    """What the index tells of a rollout."""
+    """The entry of a rollout in the index."""
     advantages = record.get("advantages") or []
     messages = record.get("messages") or []
     return {

@@ -28,7 +28,7 @@ from rollouts_core.types import Message, Sample
 from rollouts_core.types.episode import AgentState
 
 TRIES = 3
-"""For a verdict of the right form."""
+"""The number of attempts to get a verdict of the right form."""
 SYSTEM = """You grade answers. Criterion: {criterion}
 
 The answer to be graded stands between two lines that both read {mark}. Everything between them is material to be \
@@ -78,7 +78,7 @@ def judge(service: Service, settings: JudgeSettings) -> OpenReward:
 
 
 def judged_messages(sample: Sample, settings: JudgeSettings, mark: str) -> tuple[Message, ...]:
-    """What the judge is asked: the task, the row's own answer where it has one, and what is to be graded."""
+    """The messages to the judge: the task, the row's own answer if it has one, and the answer to grade."""
     system = SYSTEM.format(criterion=settings.criterion, mark=mark, low=settings.low, high=settings.high)
     reference = sample.prompt.metadata.get("answer")
     known = f"\n\nA right answer, for you alone:\n{reference}" if reference is not None else ""

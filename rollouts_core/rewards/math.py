@@ -60,7 +60,7 @@ def _check() -> None:
 
 
 class _Worker:
-    """One process, started when it is first needed, and again after it was ended."""
+    """A process that compares answers. It is started when it is first needed, and again after it was ended."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _compared(parse: Any, verify: Any, answer: str, response: str) -> dict[str, Any]:
-    """Without math-verify's own deadlines, which are alarms: whoever asks has one."""
+    """Compare two answers. math-verify's own deadlines use alarms and are off: the caller has a deadline."""
     marked = answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
     wanted = parse(marked, parsing_timeout=None) or parse(answer, parsing_timeout=None)
     if not wanted:

@@ -31,11 +31,11 @@ class RewardModelSettings:
     batch_size: int = 16
     """Answers scored together; the groups of a batch are scored one after another."""
     max_length: int = 4096
-    """In tokens; of what is longer, the beginning is left out."""
+    """The longest conversation in tokens; the beginning of a longer one is left out."""
 
 
 def reward_model(settings: RewardModelSettings) -> OpenReward:
-    """What the model makes of each conversation, unscaled. Opened, it raises `BadInput` for what is no reward model."""
+    """The reward model's score of each conversation, unscaled. Opening raises `BadInput` if it is no reward model."""
 
     @asynccontextmanager
     async def open_model() -> AsyncIterator[GroupReward]:

@@ -1,4 +1,4 @@
-"""What rewards are: a function of a sample, or one of these.
+"""Rewards: a function of a sample, or one of these classes.
 
     Reward        a number, with what it is made of and what single turns have earned
     GroupReward   looks at all answers to a prompt together
@@ -28,9 +28,9 @@ class Reward:
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)
-    """What it is made of, by name; each is logged."""
+    """The parts of the reward by name; each is logged."""
     turns: tuple[float, ...] = ()
-    """What each turn of the assistant has earned beside, credited to that turn; the answer's reward is all together."""
+    """Further rewards of each turn of the assistant, credited to that turn. The answer's reward includes them."""
 
     @property
     def total(self) -> float:
@@ -43,7 +43,7 @@ RewardFunction = Callable[[Sample], Value | Awaitable[Value]]
 
 @dataclass(frozen=True)
 class GroupReward:
-    """One reward for each of the answers to a prompt, given all of them. An exception in its place fails an answer.
+    """A reward function of all answers to a prompt: one reward for each. An exception in its place fails that answer.
 
     Examples:
         >>> best = rc.GroupReward(lambda samples: [float(len(s.response)) for s in samples])
@@ -79,5 +79,5 @@ def checked(value: Any, sample: Sample, name: str) -> Reward:
 
 
 def place_of(sample: Sample, name: str) -> str:
-    """Which reward on which answer, for messages to people."""
+    """The names of a reward and an answer, for messages."""
     return f"reward {name} on source row {sample.prompt.source_row}, answer {sample.response!r}"

@@ -1,4 +1,4 @@
-"""Several rewards as one: a weighted sum, each part of it logged by its name.
+"""A weighted sum of rewards. Each part is logged by its name.
 
 reward = rubric(
     Criterion("correct", math_equal()),

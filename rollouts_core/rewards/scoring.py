@@ -102,7 +102,7 @@ async def opened(reward: AnyReward, closing: AsyncExitStack) -> RewardFunction |
 
 
 async def rewards_of(reward: RewardFunction | GroupReward, answers: Sequence[Sample], name: str) -> list[Outcome]:
-    """One for each answer; what fails stands in its place, as `RewardFailed` with row and answer."""
+    """The outcome of each answer: its reward, or `RewardFailed` with row and answer."""
     if isinstance(reward, GroupReward):
         return await _of_group(reward, answers, name)
     if not _is_async(reward):

@@ -1,4 +1,4 @@
-"""One sample's answer from an engine that may fail.
+"""The answer of a sample, from an engine that may fail.
 
 Decision: what may pass is tried again with growing pauses until the sample's deadline: a server that is started again
 takes minutes. Tokens that are there are kept and gone on with. What cannot pass fails this sample and no other.
@@ -19,7 +19,7 @@ MALFORMED_LIMIT = 3
 
 
 class SampleFailed(RolloutsError):
-    """There will be no answer; the message begins with the cause, in a word or two, before a colon."""
+    """A sample gets no answer. The message begins with the cause in a word or two, then a colon."""
 
 
 async def answer_of(

@@ -26,7 +26,7 @@ CUT_SHORT = (StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.MAX_TOKENS, Sto
 
 @dataclass(frozen=True)
 class Acting:
-    """What a policy acts in, and how far."""
+    """The environment that a policy acts in, and the limits of an episode."""
 
     environment: Environment
     form: TurnFormat
@@ -38,7 +38,7 @@ class Acting:
 
 @dataclass(frozen=True)
 class Episode:
-    """One answer of several turns: what is there of it."""
+    """An episode so far: an answer of several turns."""
 
     request_id: str
     trajectory: Trajectory
@@ -47,7 +47,7 @@ class Episode:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """'abort' means that it goes on."""
+        """How the episode ended; 'abort' if it goes on."""
         stop = self.trajectory.final.stop
         return "abort" if stop is None else "length" if stop in CUT_SHORT else "stop"
 
@@ -59,7 +59,7 @@ class Episode:
 
 
 Ask = Callable[[GenerationRequest, Completion | None], Awaitable[Completion]]
-"""For an answer, of which there is something already. Raises `SampleFailed`."""
+"""Asks for an answer, given the part of it that exists. Raises `SampleFailed`."""
 
 
 async def play(
@@ -137,7 +137,7 @@ def status_of(state: AgentState) -> Status:
 
 
 def last_words(state: AgentState) -> str:
-    """What the assistant said last."""
+    """The content of the assistant's last message."""
     said: list[Message] = [message for message in state.messages if message.role == "assistant"]
     return said[-1].content if said else ""
 

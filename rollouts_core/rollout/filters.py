@@ -1,4 +1,4 @@
-"""Which groups are worth training on: functions of a group's scored samples that say yes or no.
+"""Filters of groups: functions of a group's scored samples that say whether to train on it.
 
 Decision: a filter decides about whole groups, before a batch is put together; what it refuses is replaced by other
 prompts and counted by the filter's name. A user's own is named by import path, like a reward.
@@ -38,7 +38,7 @@ def check_min_reward(samples: Sequence[Sample]) -> bool:
 
 
 def check_any_success(samples: Sequence[Sample]) -> bool:
-    """At least one sample has a reward of 1 or more.
+    """Whether at least one sample has a reward of 1 or more.
 
     Examples:
         >>> rc.check_any_success(group) in (True, False)
@@ -48,7 +48,7 @@ def check_any_success(samples: Sequence[Sample]) -> bool:
 
 
 def check_response_diversity(samples: Sequence[Sample]) -> bool:
-    """At least half of the answers are distinct, token by token.
+    """Whether at least half of the answers are distinct, token by token.
 
     Examples:
         >>> rc.check_response_diversity(group) in (True, False)
@@ -59,7 +59,7 @@ def check_response_diversity(samples: Sequence[Sample]) -> bool:
 
 
 def check_reasonable_length(samples: Sequence[Sample]) -> bool:
-    """Not every answer was cut off at its limit, and none is empty.
+    """Whether some answer ended before its limit, and none is empty.
 
     Examples:
         >>> rc.check_reasonable_length(group) in (True, False)

@@ -1,4 +1,4 @@
-"""Some rollouts of a step, for whoever looks on while a run goes on: as text that fits into a line.
+"""Some rollouts of a step as short text, to show while a run goes on.
 
 Decision: they travel with the metrics, which come from every machine anyway. A step of long answers shows its first
 only, so that the line stays short; the record, which comes with the results, has all that are kept.

@@ -28,7 +28,7 @@ class Group:
     round: int
     """The batch it was issued for, counted from 1."""
     place: int
-    """Its number among those issued for that batch."""
+    """The group's number among those that were begun for the batch."""
     repeat: int
     """How often its prompt was issued for that batch before."""
     prompt: Prompt
@@ -95,14 +95,14 @@ def choose(outcomes: Mapping[int, Outcome], issued: int, wanted: int) -> Choice:
 
 
 def best_filled(outcomes: Sequence[Outcome], wanted: int) -> list[Outcome]:
-    """From the groups that are there, those with most samples that ended by themselves; then those that wait
+    """The `wanted` groups with most samples that ended by themselves; among equals, those that have waited
     longest."""
     order = sorted(range(len(outcomes)), key=lambda place: (-outcomes[place].filled, place))[:wanted]
     return [outcomes[place] for place in sorted(order)]
 
 
 def request_for(group: Group, number: int, config: RolloutConfig, stop: tuple[int, ...]) -> GenerationRequest:
-    """What is still to be generated of one sample. Its draws follow from (seed, round, row, number of the sample)."""
+    """The request for the rest of a sample. Its random draws follow from (seed, round, row, number of the sample)."""
     answer = group.answers[number]
     return GenerationRequest(
         request_id=f"{group.name}/{number}",

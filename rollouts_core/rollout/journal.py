@@ -13,14 +13,14 @@ from rollouts_core.rollout.groups import Answer, answer_from_data, answer_to_dat
 
 
 class RolloutJournal:
-    """One file per step below a directory."""
+    """The finished answers of each step, a file per step in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._open: tuple[int, JSONLLogger] | None = None
 
     def move(self, directory: Path) -> None:
-        """Go on below another directory."""
+        """Write to another directory from now on."""
         self._directory, self._open = directory, None
 
     def finished(self, step: int, weight_version: int) -> dict[str, Answer]:

@@ -125,7 +125,7 @@ def groups_from_state(state: Mapping[str, Any], prompts: Sequence[Prompt]) -> li
 
 
 class _Round:
-    """One batch in the making."""
+    """A batch while it is being made."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Round:
         return choice.chosen
 
     def told(self) -> str:
-        """What is there, and what is waited for."""
+        """The state of the batch as text: groups accepted and pending, failures and faults."""
         pending = [group.name for group in self._groups if group.place not in self._outcomes]
         accepted = sum(not outcome.refused for outcome in self._outcomes.values())
         causes = "; ".join(f"{count} x {cause}" for cause, count in self.counts.causes.most_common(3))

@@ -31,7 +31,7 @@ REFUSED_BATCHES = 20
 
 @dataclass
 class Counts:
-    """What happened while batches were made; taken, and begun anew, with each batch."""
+    """Counts of what happened while a batch was made; each batch begins with new ones."""
 
     faults: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What groups are worked on with."""
+    """Everything that work on groups needs."""
 
     engine: InferenceEngine
     tokenizer: Any
@@ -55,13 +55,13 @@ class Workshop:
     filters: Mapping[str, GroupFilter]
     config: RolloutConfig
     places: anyio.CapacityLimiter
-    """For samples under way."""
+    """The limit of samples that are generated at the same time."""
     acting: Acting | None = None
-    """What the policy acts in; None for one answer to each prompt."""
+    """The environment of episodes; None for one answer to each prompt."""
     note: Callable[[int, Answer], None] = lambda round_number, answer: None
-    """Told of each answer as it ends, before anything else is done with it."""
+    """Called with each answer that ends, before anything else is done with it."""
     stopping: anyio.Event = field(default_factory=anyio.Event)
-    """Once it is set, nothing new is asked for."""
+    """Once this is set, no new request is made."""
 
     async def outcome_of(self, group: Group, counts: Counts) -> Outcome:
         """Answer, score and filter a group. An aborted one is refused as such, with what there is of it.
@@ -103,7 +103,7 @@ class Workshop:
         return _with_answers(group, answers)
 
     async def _answer(self, group: Group, number: int, stop: tuple[int, ...], counts: Counts) -> Answer:
-        """One that fails is counted, and begun once more from the start."""
+        """An answer of a group. If it fails, that is counted, and it begins once more from the start."""
         for before in (group.answers[number], None):
             try:
                 done = await self._once(group.with_answer(number, before), number, stop, counts)
@@ -142,7 +142,7 @@ async def answer_group_member(
     acting: Acting | None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """One answer to a group's prompt, gone on with from what is there of it. Raises `SampleFailed` as `ask` and `play`
+    """An answer to a group's prompt, continued from what there is of it. Raises `SampleFailed` as `ask` and `play`
     do."""
     before, request = group.answers[number], request_for(group, number, config, stop)
     if acting is None:

@@ -48,7 +48,7 @@ def record_files(directory: Path) -> list[Path]:
 
 
 def read_rollouts(directory: Path) -> Iterator[dict[str, Any]]:
-    """All that are whole, in order; nothing where there is no record."""
+    """All complete records, in order; none if there is no file."""
     for path in record_files(directory):
         yield from map(json.loads, _lines(path))
 

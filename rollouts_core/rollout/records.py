@@ -1,4 +1,4 @@
-"""What a run's record tells of a sample: enough to read it, colour its tokens, and see it beside its group."""
+"""A sample in a run's record: enough to read it, colour its tokens, and see it beside its group."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where the trainer's batches come from: generated one by one, generated ahead, or kept from an earlier run.
+"""The source of the trainer's batches: generated one by one, generated ahead, or kept from an earlier run.
 
 Decision: the trainer is synchronous code that asks for a batch and hands over weights; everything that waits for
 engines runs in an event loop, which ends with the `with` block. Where servers generate, or generation runs ahead, the

@@ -160,7 +160,7 @@ async def _completions(talker: Talker, asked: Asked) -> dict[str, Any]:
 
 
 async def _all_of(work: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """All at once; raises the first error as itself."""
+    """Run all at the same time. Raises the first error itself, and not a group of errors."""
     with first_error():
         async with anyio.create_task_group() as tasks:
             for one in work:
@@ -168,7 +168,7 @@ async def _all_of(work: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """What the work gives; it is cancelled when the client hangs up."""
+    """The result of the work, which is cancelled when the client hangs up."""
     found: dict[str, Any] = {}
 
     async def run() -> None:
@@ -229,7 +229,7 @@ def _trimmed(text: str, asked: Asked) -> str:
 
 
 def _tellable(text: str, asked: Asked) -> tuple[str, str]:
-    """What no stop text can begin in, and the rest."""
+    """Split text into a part in which no stop text can begin, and the rest."""
     longest = max((len(stop) for stop in _stops(asked)), default=1) - 1
     if any(stop in text for stop in _stops(asked)):
         return "", text

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's protocol ask for, read and checked.
+"""Requests of OpenAI's protocol, read and checked.
 
 Decision: what would change an answer and is not done here is refused, not passed over: a client that sets a penalty and
 sees none would never know. What changes nothing (`user`, `metadata`, ...) is passed over, as OpenAI's servers do.
@@ -44,7 +44,7 @@ class _Body(BaseModel):
 class Asked:
     model: str
     manners: tuple[Manner, ...]
-    """One for each answer."""
+    """How to sample each answer."""
     max_tokens: int | None
     stream: bool
     usage: bool

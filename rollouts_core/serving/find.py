@@ -47,7 +47,7 @@ def find_policy(store: Store, name: str) -> FoundPolicy:
 
 
 def _of_run(store: Store, record: RunRecord) -> FoundPolicy:
-    """What its last trained stage made."""
+    """The policy of a run's last trained stage."""
     made = [
         ArtifactId(stage.name, stage.key)
         for stage in record.stages

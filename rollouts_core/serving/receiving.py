@@ -36,7 +36,7 @@ class Receiver:
         self._arrived = {}
 
     async def take_bucket(self, asked: Mapping[str, Any]) -> None:
-        """One broadcast: the bytes of all tensors of a bucket, one behind the other."""
+        """Receive a broadcast: the bytes of all tensors of a bucket, one after the other."""
         dtypes = [getattr(torch, name) for name in asked["dtypes"]]
         shapes = [tuple(shape) for shape in asked["shapes"]]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -47,6 +47,6 @@ class Receiver:
             self._arrived[name] = part.clone().view(dtype).view(shape)
 
     def taken(self) -> Mapping[str, torch.Tensor]:
-        """All that has arrived; it is forgotten here."""
+        """All weights that have arrived; they are no longer kept here."""
         arrived, self._arrived = self._arrived, {}
         return arrived

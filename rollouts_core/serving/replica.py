@@ -175,7 +175,7 @@ async def _nothing(request: web.Request) -> web.Response:
 
 @web.middleware
 async def _told(request: web.Request, handler: Any) -> web.StreamResponse:
-    """What the engine refuses is the caller's to mend."""
+    """Answer status 400 to requests that the engine refuses."""
     try:
         answer: web.StreamResponse = await handler(request)
         return answer

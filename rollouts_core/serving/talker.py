@@ -63,7 +63,7 @@ class Talker:
     environment: Environment | None
 
     def endpoint(self, tools: Sequence[Data], manner: Manner) -> EngineEndpoint:
-        """For one turn. Raises `BadInput` where the model's template can't speak of these tools."""
+        """An endpoint for a turn. Raises `BadInput` if the model's template can't render these tools."""
         return EngineEndpoint(
             self.engine.generate,
             turn_format(self.tokenizer, tools),
@@ -105,7 +105,7 @@ class Talker:
         return AgentState((Message("system", system),) if system else (), tools)
 
     async def _carried_out(self, call: ToolCall, state: AgentState) -> ToolResult:
-        """Nobody is asked, so a tool that wants to be confirmed is refused."""
+        """Carry out a call. A tool that needs confirmation is refused, because there is nobody to ask."""
         if self.environment is None:
             return failed(call, "there are no tools")
         if any(tool.name == call.name and tool.needs_confirmation for tool in self.environment.get_tools()):
@@ -114,7 +114,7 @@ class Talker:
 
 
 def said(state: AgentState, text: str) -> AgentState:
-    """With a person's turn behind it."""
+    """The conversation with a turn of the user added."""
     return replace(state, messages=(*state.messages, Message("user", text)))
 
 

@@ -10,8 +10,8 @@ from rollouts_core.stages.stage import Stage
 
 
 def acting_of(stage: Stage, settings: EnvironmentConfig | None, tokenizer: Any, max_length: int) -> Acting | None:
-    """None where the config has no environment. Raises `BadInput` where it cannot run here, or the model's chat
-    template cannot speak of its tools."""
+    """The environment of episodes; None if the config has none. Raises `BadInput` if it can't run here, or the chat
+    template can't render its tools."""
     if settings is None:
         return None
     environment = load_environment(stage.external["environment"].location)

@@ -1,4 +1,4 @@
-"""What a plan will take: memory, tokens and time of each stage, before anything is leased.
+"""Estimates of a plan: memory, tokens and time of each stage, before anything is leased.
 
 Decision: memory is counted, part by part, so that a config that doesn't fit can be told which field to change. Time is
 not: it is taken from earlier artifacts of the same kind that this machine, or a GPU, made, in proportion to the work.
@@ -43,7 +43,7 @@ class Estimate:
     tokens: int | None = None
     seconds: float | None = None
     basis: str = ""
-    """What the time is taken from, or why there is none."""
+    """The source of the time estimate, or why there is none."""
 
     @property
     def peak(self) -> int:
@@ -75,7 +75,7 @@ def runs_on_gpu(machine: MachineConfig) -> bool:
 
 
 def misfit(estimates: Sequence[Estimate], memory: int) -> list[str]:
-    """What does not fit `memory` bytes, each with the field that would change most."""
+    """The stages that don't fit in `memory` bytes, each with the field whose change would help most."""
     problems = []
     for entry in estimates:
         if entry.cached or entry.peak <= memory:
@@ -140,7 +140,7 @@ def _made_here(made: Known) -> bool:
 
 
 def _rows(plan: Plan, store: Store) -> dict[str, int]:
-    """What tokenization has counted, where that is cached."""
+    """The numbers of rows that tokenization counted; empty if it is not cached."""
     if not store.has(plan.tokenize.artifact):
         return {}
     return {name: int(n) for name, n in store.manifest(plan.tokenize.artifact).provenance.summary.items()}

@@ -126,7 +126,7 @@ async def _results(
 
 
 async def _engine(work: Work, spec: EvaluateSpec, tokenizer: Any) -> InferenceEngine:
-    """With the policy's weights. Servers are those of all the job's policies, one after the other."""
+    """The engine with the policy's weights. All policies of the job use the same servers, one after the other."""
     config = servers_of(spec)
     if config is None:
         return embedded_engine(

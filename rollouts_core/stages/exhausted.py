@@ -1,4 +1,4 @@
-"""What is said when a stage's device has no memory left: what holds it, and what to change.
+"""The message when a stage's device has no memory left: what uses it, and what to change.
 
 Decision: what holds memory is counted, as `rollouts plan --estimate` counts it. Who ran out of memory can't be asked
 any more.
@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseException) -> str:
-    """One message, with the largest parts first and the fields that make them smaller."""
+    """The message of a stage out of memory: the largest parts first, and the fields that make them smaller."""
     told, spec = _told(device, error), stage.spec
     if not isinstance(spec, SFTSpec | DPOSpec | RLSpec | EvaluateSpec):
         return told
@@ -44,7 +44,7 @@ def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseEx
 
 
 def message_of_a_rank(device: str, error: BaseException) -> str:
-    """For a rank other than 0, which knows neither the stage's rows nor its files."""
+    """The message of a rank other than 0, which knows neither the stage's rows nor its files."""
     return (
         f"{_told(device, error)}. A rank holds its share of weights, gradients and optimizer, and a pass. These fields "
         "decide over it: tokens_per_pass, backend.activation_checkpointing, backend.processes, model"

@@ -1,4 +1,4 @@
-"""Why a stage is to be run, or whether what is cached was made by other code.
+"""Explanations: why a stage will run, or whether its cached artifact was made by other code.
 
 Decision: a stage that is not in the store is compared, field by field, with the artifact of its kind that differs from
 it least, its own run's artifacts apart. What differs is why it runs: a field of the config, an input, a file or
@@ -44,7 +44,7 @@ NAMED_FILES = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which a stage differs from the artifact it is compared with."""
+    """A difference between a stage and the artifact that it is compared with."""
 
     cause: Cause
     name: str
@@ -80,7 +80,7 @@ class Explanation:
     """For a cached stage that is not here: where it was seen."""
 
     def lines(self) -> list[str]:
-        """What is to be said of the state, a line each; often nothing."""
+        """Remarks on the state, a line each; often none."""
         if self.state == "to run":
             where = f"  (in {self.nearest})" if self.nearest else ""
             return [f"{told}{where if told.cause != 'follows' else ''}" for told in self.because]
@@ -100,7 +100,7 @@ def _some(files: Sequence[str]) -> str:
 
 
 def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
-    """One explanation per stage, in order, for a run `on` a machine. What lies there counts as cached."""
+    """The explanation of each stage, in order, for a run `on` a machine. Artifacts on that machine count as cached."""
     with open_index(store) as index:
         own = {stage.artifact.key: stage.name for stage in plan.stages}
         here = store.found([stage.artifact for stage in plan.stages])
@@ -114,7 +114,7 @@ def explain(plan: Plan, store: Store, on: MachineConfig) -> list[Explanation]:
 
 
 def explain_stage(stage: Stage, store: Store, own: Mapping[str, str], made: Mapping[str, str]) -> Explanation:
-    """Why a stage of a run is to be made.
+    """The reasons to run a stage.
 
     `own`: the names of the run's stages by their keys; `made`: those that this run has made.
     """

@@ -164,8 +164,8 @@ def prepare_torch(device: str) -> str:
 
 
 def _keep_pulse(file: Path, served: Sequence[Path]) -> None:
-    """For as long as this process runs: one that is paused, or stuck for good, is ended by its runner. Servers of
-    models beside the policy are wanted for as long."""
+    """Touch the pulse file as long as this process works: its runner ends a process that is paused or stuck. Servers of
+    models beside the policy are kept for as long."""
     while True:
         with suppress(OSError):
             file.touch()

@@ -1,4 +1,4 @@
-"""What a stage's process holds at its peak, part by part, so that a config that doesn't fit is told what to change.
+"""The peak memory of a stage's process in parts, so that the message of a config that doesn't fit says what to change.
 
 Counted, not measured: what is there at once when the largest pass is computed. Answers count as long as they may be.
 """
@@ -94,7 +94,7 @@ def _trained(
 def training_parts(
     backend: BackendConfig, optimizer: Optimizer, section: str, size: ModelSize, a_pass: int, learnt: int, on_gpu: bool
 ) -> list[Part]:
-    """What one rank holds while it trains, a step's largest pass included.
+    """The memory of one rank while it trains, a step's largest pass included.
 
     A bfloat16 model has float32 weights to step in as well. Of several ranks, each has float32 shards, and gathers one
     layer, with its gradient, at a time. Ranks that share a pass have their part of its tokens and of each layer; those
@@ -149,7 +149,7 @@ def _evaluated(spec: EvaluateSpec, size: ModelSize, rows: Mapping[str, int]) -> 
 
 
 def _engine(size: ModelSize, rows: int, columns: int, kind: str, most: str) -> list[Part]:
-    """What stays; what a step of generation holds besides is gone when the trainer's pass begins.
+    """The engine's lasting memory; what a step of generation uses besides is free when the trainer's pass begins.
 
     `kind` and `most` are the fields that say which engine it is and how much it generates at once.
     """

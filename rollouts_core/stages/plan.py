@@ -1,4 +1,4 @@
-"""From a config to its stages: the one function that both `rollouts plan` and the flow use.
+"""The plan: the stages of a config. Both `rollouts plan` and the flow use this function.
 
 Decision: keys hash what goes into a stage, never what came out, so every key is known before anything runs. Making a
 plan reads and hashes the data files and imports no torch.
@@ -170,7 +170,7 @@ def _rl(config: PipelineConfig, external: Externals, tokenize: Stage, begun: Sta
 
 
 def _serve(served: Served, model: External) -> Stage:
-    """Who asks it is said by the inputs of those stages, and does not change what it is."""
+    """The stage of a served model. Its key does not depend on the stages that use it: their inputs name it."""
     spec = ServeSpec(served=replace(served, asked_by=("rl",)))
     return Stage(f"serve-{served.name}", "serve", VERSIONS["serve"], spec, {}, {"model": model})
 
@@ -254,7 +254,7 @@ def _whole_model(model: PretrainedModel) -> External:
 
 
 def _unsuited(config: PipelineConfig) -> list[str]:
-    """What the config wants of a published model, as far as it lies here, that this one has not."""
+    """The settings that a published model doesn't support, as far as its files are on this machine."""
     if not isinstance(config.model, PretrainedModel):
         return []
     heads, experts = heads_of(config.model.name), experts_of(config.model.name)

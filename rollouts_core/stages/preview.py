@@ -1,4 +1,4 @@
-"""What a config would train on, before anything is trained: rows tokenized as the tokenize stage does, kept nowhere.
+"""A preview of training data: rows tokenized as the tokenize stage does it, and not kept.
 
 Decision: a preview reads the first rows of each source and no more, so that it answers in seconds whatever the size of
 the data. It says how many it has read. The tokenizer is the cached one, or the model's own, or made from these rows.
@@ -36,10 +36,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shown:
-    """One sequence, token by token."""
+    """A sequence, token by token."""
 
     name: str
-    """Its row, counted from 0; of a preference also which answer."""
+    """The row, counted from 0; for a preference also the answer."""
     pieces: Sequence[Piece]
 
 

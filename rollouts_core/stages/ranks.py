@@ -21,9 +21,9 @@ from rollouts_core.stages.stage import Stage, stage_from_data
 
 START_SECONDS = 300
 ADDRESS = "ROLLOUTS_GROUP_ADDRESS"
-"""Where ranks meet, for jobs that are started again on other nodes than those they were sent to."""
+"""The address at which ranks meet, for jobs that start again on other nodes."""
 ENDED_BY = "was ended by"
-"""What torchrun says only of a rank that a signal ended."""
+"""Words of torchrun about a rank that a signal ended."""
 
 
 def processes_of(stage: Stage) -> int:
@@ -36,7 +36,7 @@ class Group:
     """The ranks of one training, and this job's place among its machines."""
 
     processes: int
-    """On all machines together."""
+    """The number of ranks on all machines together."""
     nodes: int = 1
     node: int = 0
     """This machine's number; rank 0 is on number 0."""
@@ -99,7 +99,7 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
 
 
 def help_rank_zero(ranks: Any) -> None:
-    """What every other rank does, until rank 0 is done."""
+    """The work of every rank other than 0, until rank 0 is done."""
     from rollouts_core.stages.backends import backend_of, laid_out
     from rollouts_core.training.fsdp import serve
     from rollouts_core.training.origins import Origin

@@ -1,4 +1,4 @@
-"""One segment of an RL run.
+"""A segment of an RL run.
 
 The artifact holds `policy/` (a Hugging Face model directory), `state/` (all that the next segment needs to go on
 exactly), `metrics.jsonl` and `rollouts.jsonl` (some samples of every step; see `rollout.record_files`).
@@ -171,7 +171,7 @@ def manager_for(
     acting: Acting | None,
     engine: InferenceEngine,
 ) -> AsyncRolloutManager | OverlappedRollouts:
-    """What makes the segment's batches, as its config says."""
+    """The rollout manager that makes the segment's batches."""
     location = work.stage.external["reward"].location
     reward = load_reward(location)
     places = {name: work.stage.external[name].location for name in work.stage.external if name.startswith("filter-")}

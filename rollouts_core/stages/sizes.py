@@ -74,7 +74,7 @@ class ModelSize:
         return 2 * self.vocabulary * self.hidden
 
     def share(self, tensor: int) -> "ModelSize":
-        """What one of so many ranks computes of each layer."""
+        """The sizes of one rank's share of each layer, among `tensor` ranks."""
         return replace(
             self,
             intermediate=self.intermediate // tensor,

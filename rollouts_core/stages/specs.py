@@ -1,4 +1,4 @@
-"""What each stage's output depends on, apart from its inputs. Imports no torch: plans are made of these."""
+"""The spec of each stage: what its output depends on, apart from its inputs. Imports no torch, as plans use specs."""
 
 from pydantic import Field
 
@@ -38,7 +38,7 @@ class TokenizeSpec:
 
 @part
 class TokenizePartSpec:
-    """Some of the shards of what is tokenized: each `parts`-th, from `part` on, which is counted from 0."""
+    """A part of the shards of a tokenization: every `parts`-th one, from `part` on, which is counted from 0."""
 
     whole: TokenizeSpec
     part: int
@@ -70,7 +70,7 @@ class DPOSpec:
 
 @part
 class RLSpec:
-    """One segment: steps `start` (exclusive) to `stop` of the RL run."""
+    """A segment of the RL run: its steps after `start`, up to `stop`."""
 
     model: Model | None = Field(
         description="The model RL begins with, where no artifact holds it and it is needed: for the policy, for a "

@@ -1,4 +1,4 @@
-"""What SFT and DPO do around their loops: check, resume, log, save, and leave `policy/` and `metrics.jsonl`."""
+"""The work of SFT and DPO around their loops: check, resume, log, save, and write `policy/` and `metrics.jsonl`."""
 
 import shutil
 from collections.abc import Callable, Iterator

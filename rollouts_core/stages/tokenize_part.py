@@ -1,4 +1,4 @@
-"""Some shards of what is tokenized, made beside other parts: `demonstrations/00003.parquet`, ..."""
+"""A part of a tokenization, made beside other parts: `demonstrations/00003.parquet`, ..."""
 
 import shutil
 

@@ -39,7 +39,7 @@ def tokenizer_of(work: Work, spec: TokenizeSpec) -> Any:
 
 
 def beginning(stage: Stage, role: str) -> Begin | None:
-    """What makes prompts of rows, where the config has an environment."""
+    """The function that makes prompts from rows, if the config has an environment."""
     named = stage.external.get("environment")
     if named is None or not role.startswith(PROMPTS):
         return None
@@ -76,7 +76,7 @@ def _texts(work: Work, spec: TokenizeSpec, faulty: list[FaultyRow], problems: li
 
 
 def texts_of(row: Row) -> Iterator[str]:
-    """What rows say and call."""
+    """All texts of a row, with its calls and the names of its tools."""
     yield from (message.content for message in row.messages)
     yield from (call_text(call) for message in row.messages for call in message.tool_calls)
     yield from (tool["function"]["name"] for tool in row.tools)

@@ -1,4 +1,4 @@
-"""What a stage's `run` is given, and the making of an artifact around it."""
+"""The arguments of a stage's `run`, and the making of an artifact around it."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ class StageLog:
     """
 
     def __init__(self, stage: str, kept: Path, followed: JSONLLogger, gpus: GPUWatch | None = None) -> None:
-        """With `gpus`, each step's metrics say how busy they were."""
+        """With `gpus`, the metrics of each step include how busy these were."""
         self._stage, self._kept, self._followed, self._gpus = stage, kept, followed, gpus
         self._first, self._last = 0, 0
 
@@ -64,12 +64,12 @@ class StageLog:
 
 @dataclass(frozen=True)
 class Session:
-    """What stages of one process share. Whoever opens one closes it: `with open_session(...) as session`."""
+    """Things that the stages of a process share. Open it with `with open_session(...) as session`."""
 
     warm: dict[str, object]
-    """What earlier stages left warm, by artifact key."""
+    """Objects that earlier stages kept for later ones, by artifact key."""
     closing: ExitStack
-    """Ends what they left running."""
+    """Closes what earlier stages left running."""
     servers: Path | None = None
     """The directory of the inference servers beside this process's job."""
     ranks: Any = None
@@ -89,13 +89,13 @@ def open_session(servers: Path | None = None, ranks: Any = None, leave: Path | N
 
 @dataclass(frozen=True)
 class Work:
-    """One stage, about to be made."""
+    """A stage that is about to run."""
 
     stage: Stage
     inputs: Mapping[str, Path]
     """Role to the input artifact's files."""
     out: Path
-    """To be filled; becomes the artifact."""
+    """An empty directory for the stage to fill. It becomes the artifact."""
     scratch: Path
     """Partial work: survives a kill, private to this stage, deleted once the artifact is there."""
     log: StageLog

@@ -40,7 +40,7 @@ def known_digests(paths: Sequence[Path]) -> list[str]:
 
 
 def recalled(kind: str) -> dict[str, str]:
-    """All texts that were remembered of a kind, by name."""
+    """All remembered texts of a kind, by name."""
     with _memory() as memory, suppress(sqlite3.Error):
         if memory is not None:
             return dict(memory.execute("SELECT name, text FROM texts WHERE kind = ?", (kind,)))
@@ -48,7 +48,7 @@ def recalled(kind: str) -> dict[str, str]:
 
 
 def remember(kind: str, texts: Mapping[str, str]) -> None:
-    """Have `recalled` give these as well, where the user's cache directory can be written."""
+    """Add texts to those that `recalled` returns; does nothing if the user's cache directory can't be written."""
     with _memory() as memory, suppress(sqlite3.Error):
         if memory is not None:
             with memory:

@@ -1,4 +1,4 @@
-"""What lies on other machines: the manifests of artifacts that were seen there, kept here.
+"""Artifacts on other machines: the manifests of those that were seen there, kept here.
 
 Decision: it is a memory, not a truth. A plan and a comparison may use it; whether an artifact is there, its machine
 says when it is asked.
@@ -33,7 +33,7 @@ def machines_seen(home: Path) -> list[str]:
 
 
 def seen_on(home: Path, machine: str, artifact: ArtifactId) -> Manifest | None:
-    """What was seen of the artifact there."""
+    """The manifest of an artifact that was seen on the machine; None if it was not."""
     found = dict(manifests_elsewhere(home, machine, [artifact.directory]))
     return found.get(artifact.directory)
 

@@ -1,4 +1,4 @@
-"""To the disk: what was published is still there after a power failure.
+"""Flush files to the disk, so that a published artifact survives a power failure.
 
 Decision: a handful of files is flushed one by one. Thousands are flushed with their file system, in one call, which
 costs a fraction of as many waits.

@@ -19,7 +19,7 @@ from rollouts_core.store.digests import known_digests
 from rollouts_core.store.keys import key_of
 
 CHECKSUMS = ("ChecksumSHA256", "sha256", "md5Hash", "Content-MD5", "content_md5", "Digest", "ETag", "etag", "crc32c")
-"""What stores call the checksum of an object, the strongest first."""
+"""The names of an object's checksum in stores, the strongest first."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What there is of artifacts, asked without reading all their manifests.
+"""The index of artifacts: it answers questions without reading all manifests.
 
 Decision: it is brought up to date by names (see `remembered`), so a question costs what was made since the last one,
 and a comparison of rows. Whether one artifact is there and whole is never asked here; the store says that.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HERE = "store"
 ELSEWHERE = "machine "
-"""Before a machine's name."""
+"""The prefix of a place that is a machine."""
 ABSENT = 0
 
 
@@ -42,7 +42,7 @@ class Known:
 
     artifact: ArtifactId
     machine: str
-    """Where it was seen; empty: in the store."""
+    """The machine on which it was seen; empty: it is in the store."""
     started_at: str
     seconds: float
     size: int
@@ -66,7 +66,7 @@ class ArtifactIndex:
     def __init__(self, memory: sqlite3.Connection) -> None:
         self._memory = memory
         self._compared: dict[str, _Compared] = {}
-        """What was compared, by kind."""
+        """The features that were compared, by kind."""
 
     def all(self) -> list[Known]:
         return [_known(row) for row in self._memory.execute(f"SELECT {COLUMNS} FROM artifacts")]
@@ -142,7 +142,7 @@ COLUMNS = "place, stage, kind, key, started_at, seconds, size, node, device, wor
 
 
 def manifest_of(known: Known, store: Store) -> Manifest | None:
-    """None where it is gone meanwhile."""
+    """The manifest of a known artifact; None if it has been removed since."""
     if known.machine:
         return seen_on(store.home, known.machine, known.artifact)
     try:
@@ -162,7 +162,7 @@ def features_of(
 
 
 def _look(store: Store, memory: sqlite3.Connection) -> None:
-    """At the store's own artifacts, and at those seen elsewhere."""
+    """Bring the index up to date with the store's own artifacts and with those seen on other machines."""
     ((mark,),) = memory.execute("SELECT max(mark) FROM marks WHERE place = ?", (HERE,)).fetchall()
     published = store.published(mark)
     _update(memory, HERE, published.stamps, store.read_manifests, whole=published.whole)
@@ -192,7 +192,7 @@ def _update(memory: sqlite3.Connection, place: str, stamps: Mapping[str, str], r
 
 
 def _numbers(memory: sqlite3.Connection, kind: str, features: Mapping[str, str]) -> bytes:
-    """Each feature's number at the feature's place, which new ones get behind the others."""
+    """The features as numbers, each at its feature's place. New features get the next places."""
     places = _places(memory, kind)
     for name in features.keys() - places.keys():
         places[name] = len(places)
@@ -204,7 +204,7 @@ def _numbers(memory: sqlite3.Connection, kind: str, features: Mapping[str, str])
 
 
 def _number(value: str) -> int:
-    """Two values of one feature have the same about once in four thousand million times."""
+    """The number of a value (CRC-32). Two values of a feature have the same number once in about 4 billion times."""
     return zlib.crc32(value.encode()) or 1
 
 

@@ -35,16 +35,16 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, for what, and how often it has said so."""
+    """The holder of a lease: its process, and its number of heartbeats."""
 
     owner: str
-    """Random, so that no two holders are ever taken for one another."""
+    """A random name that no other holder has."""
     host: str
     machine: str
-    """The running kernel and its process namespace: where `pid` has a meaning."""
+    """The running kernel and its process namespace, in which `pid` is valid."""
     pid: int
     born: str
-    """When the process began, in the kernel's ticks; a pid alone comes back."""
+    """The start of the process in the kernel's ticks, because pids are used again."""
     since: str
     beat: int = 0
     released: bool = False
@@ -114,7 +114,7 @@ class Lease:
 
 
 class Claim:
-    """One that wants a lease. It remembers how long the holder's beats have stood still."""
+    """An attempt to get a lease. It remembers for how long the holder's heartbeats have stopped."""
 
     def __init__(self, objects: Objects, name: str, seconds: float = LEASE_SECONDS) -> None:
         self._objects, self._name, self._seconds = objects, name, seconds

@@ -44,7 +44,7 @@ from rollouts_core.store.objects import LocalObjects
 from rollouts_core.store.remembered import stamps_in
 
 ARRIVING = ".from-"
-"""In a name below `staging/`: an artifact that is on its way from the machine named behind it."""
+"""Part of a name below `staging/`: the artifact is being copied from the machine whose name follows."""
 MIN_FREE_BYTES = 256 * 2**20
 
 
@@ -101,7 +101,7 @@ class LocalStore:
         return self.adopt(manifest, staged.parent)
 
     def finish_upload(self, artifact: ArtifactId, lease: Lease) -> bool:
-        """Nothing is uploaded here."""
+        """Do nothing: a local store has no uploads."""
         return False
 
     def adopt(self, manifest: Manifest, directory: Path) -> Manifest:

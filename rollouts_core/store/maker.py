@@ -17,12 +17,12 @@ from rollouts_core.store.store import Store
 
 @dataclass(frozen=True)
 class Making:
-    """One artifact being made, by whoever holds this."""
+    """An artifact while it is being made, with the lease for it."""
 
     store: Store
     artifact: ArtifactId
     out: Path
-    """To be filled; becomes the artifact."""
+    """An empty directory for the stage to fill. It becomes the artifact."""
     scratch: Path
     """Partial work: survives a kill, private to this stage, deleted once the artifact is there."""
     lease: Lease

@@ -72,7 +72,8 @@ class Provenance:
     places: dict[str, str] = field(default_factory=dict)
     """Role to where an input from outside lay. Not part of any identity."""
     used: dict[str, float] = field(default_factory=dict)
-    """What making it took: `peak_memory` of its process in bytes, and `work`, by which later stages are estimated."""
+    """The resources that were used: `peak_memory` of the process in bytes, and `work`, for estimates of later stages.
+    """
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Objects(Protocol):
 
     @property
     def place(self) -> str:
-        """For messages to people."""
+        """The place as messages name it."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object, whole or not at all; False when there is one of that name."""
@@ -40,16 +40,16 @@ class Objects(Protocol):
     def read(self, name: str) -> bytes | None: ...
 
     def read_many(self, names: Sequence[str]) -> Mapping[str, bytes]:
-        """Several; those that are gone are left out."""
+        """The content of several objects by name; objects that don't exist are left out."""
 
     def names(self, prefix: str) -> list[str]:
-        """All objects below a directory, at whatever depth, sorted."""
+        """The names of all objects below a directory, at any depth, sorted."""
 
     def stamps(self, prefix: str) -> dict[str, str]:
         """Name to what changes when the object is written again, of all objects directly below a directory."""
 
     def delete(self, name: str) -> None:
-        """Nothing happens when there is none."""
+        """Delete an object; does nothing if it doesn't exist."""
 
 
 class LocalObjects:
@@ -145,7 +145,7 @@ class RemoteObjects:
         return content
 
     def read_many(self, names: Sequence[str]) -> Mapping[str, bytes]:
-        """Several at once, concurrently where the file system can; those that are gone are left out."""
+        """The content of several objects by name, read concurrently if the file system can; without missing ones."""
         if not names:
             return {}
         try:
@@ -197,7 +197,7 @@ class RemoteObjects:
         return StoreUnavailable(f"store {self.place}: {type(error).__name__}: {error}")
 
     def _listed(self, prefix: str) -> list[dict[str, Any]]:
-        """What fsspec tells of everything directly below a directory."""
+        """The entries directly below a directory, as fsspec describes them."""
         try:
             return list(self.fs.ls(self.path(prefix), detail=True))
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What was read before, in one SQLite file of the home, so that costs do not grow with all that was ever made.
+"""A SQLite file in the home that remembers what was read, so that costs do not grow with the number of artifacts.
 
 Decision: it is a memory, not a truth. Whoever asks it first compares names and stamps with what is there now, reads
 what is new and drops what is gone. It may be deleted at any time. A file that is damaged, or of another version, is
@@ -59,7 +59,7 @@ def remembered(home: Path, update: Update = lambda memory: None) -> Iterator[sql
 
 
 def forget(home: Path) -> None:
-    """Have everything read anew by whoever asks next."""
+    """Forget everything: the next reader reads it again."""
     with remembered(home) as memory, memory:
         for table in ("artifacts", "marks"):
             memory.execute(f"DELETE FROM {table}")
@@ -113,7 +113,7 @@ def stamp_of(status: os.stat_result) -> str:
 
 
 def _up_to_date(path: Path, update: Update) -> sqlite3.Connection:
-    """In memory as well where the disk is all but full: `gc` is wanted then most of all."""
+    """The updated database; in memory if the disk is nearly full, so that `gc` works then."""
     with suppress(OSError):
         if shutil.disk_usage(path.parent).free < MIN_FREE_BYTES:
             return _updated(":memory:", update)

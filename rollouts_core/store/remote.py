@@ -99,8 +99,8 @@ class RemoteStore:
                     yield name.split("/")[1], decode_manifest(content, name)
 
     def published(self, since: str | None) -> Published:
-        """What was published, by the journal, which has a folder for each day; all are listed at first, and again after
-        `LISTED_DAYS`."""
+        """The published artifacts, by the journal, which has a folder for each day. All are listed at first, and
+        after again after `LISTED_DAYS`."""
         today = datetime.now(UTC).date()
         listed, last = map(date.fromisoformat, since.split()) if since else (None, None)
         if listed is None or last is None or (today - listed).days >= LISTED_DAYS:

@@ -30,7 +30,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str | None:
-        """None for a local directory."""
+        """The store's URL; None for a local directory."""
 
     def has(self, artifact: ArtifactId) -> bool: ...
 
@@ -44,7 +44,7 @@ class Store(Protocol):
         """Directory and manifest of each that can be read."""
 
     def published(self, since: str | None) -> Published:
-        """What there is, or what may have changed since an earlier answer's `mark`."""
+        """The published artifacts; with the `mark` of an earlier answer, those that may have changed since."""
 
     def directories(self) -> Sequence[str]:
         """The directory names of all artifacts, unreadable and unfinished ones included."""

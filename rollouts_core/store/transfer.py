@@ -50,7 +50,7 @@ def upload(objects: RemoteObjects, name: str, path: Path, offset: int, size: int
 
 
 def download(objects: RemoteObjects, names: Sequence[str], path: Path) -> str:
-    """Several objects as one file; its digest, empty when one of them is missing."""
+    """Write several objects into one file. Returns its digest; empty if one of the objects is missing."""
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for name in names:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rollouts_core.errors import BadInput
 
 STD_EPSILON = 1e-4
-"""What is added to the standard deviation, as in TRL."""
+"""Added to the standard deviation, as in TRL."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""What each algorithm is made of: an advantage per token, a loss per token, and a way to make one number of them.
+"""The parts of each algorithm: an advantage per token, a loss per token, and the aggregation of the losses.
 
 Decision: an algorithm is data, three functions of `advantages.py` and `losses.py` put together here and nowhere else.
 The loops, the backends and the engines know none of them.
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def totals(self) -> list[float]:
-        """All rewards of each answer."""
+        """The sum of all rewards of each answer."""
         return [reward + float(tokens.sum()) for reward, tokens in zip(self.rewards, self.token_rewards, strict=True)]
 
 
@@ -70,7 +70,7 @@ class Advantages:
 
     advantages: Sequence[Floats]
     returns: Sequence[Floats] | None = None
-    """What a critic learns."""
+    """The targets of the critic."""
 
 
 PolicyLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -79,23 +79,23 @@ PolicyLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, i
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an algorithm is made of: advantages, a loss per token, and how losses become one number."""
+    """The parts of an algorithm: advantages, a loss per token, and the aggregation of the losses."""
 
     advantages: Callable[[Outcome], Advantages]
     losses: PolicyLoss
     aggregation: Aggregation
     clip: tuple[float, float] = (float("inf"), float("inf"))
-    """A ratio below 1 - the first or above 1 + the second is clipped; for the metrics."""
+    """Ratios below 1 - the first number or above 1 + the second are clipped; for the metrics."""
     by_sequence: bool = False
-    """Ratios are those of whole answers."""
+    """Whether each answer has one ratio for all its tokens."""
     critic: bool = False
     own_penalty: float = 0.0
-    """Coefficient of the penalty of each token that the algorithm itself takes from its reference, a teacher."""
+    """Coefficient of the algorithm's own penalty of each token, which a teacher's log-probabilities give."""
 
     def ratios(
         self, logprobs_M: torch.Tensor, old_logprobs_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int
     ) -> torch.Tensor:
-        """What is clipped."""
+        """The ratios that are clipped, M."""
         difference_M = logprobs_M - old_logprobs_M
         if self.by_sequence:
             mean_S = by_sequence(difference_M, sequence_M, sequences) / lengths(sequence_M, sequences)
@@ -144,7 +144,7 @@ def recipe_of(algorithm: named.Algorithm, max_new_tokens: int, custom: CustomAdv
 
 
 def own_advantages(custom: CustomAdvantages) -> Callable[[Outcome], Advantages]:
-    """What a recipe has in its place. Raises `BadInput` when it is called, for other than finite numbers of each."""
+    """A recipe's advantages by a user's function. It raises `BadInput` if that returns anything but finite numbers."""
     return partial(_own, custom)
 
 
@@ -152,7 +152,7 @@ def _outcome(
     advantages: Callable[[Sequence[float], Sequence[int]], list[float]],
     shape: Callable[[Sequence[float], Sequence[Sample]], list[float]] | None = None,
 ) -> Callable[[Outcome], Advantages]:
-    """One number per answer, for all its tokens."""
+    """Advantages that are one number per answer, for all its tokens."""
 
     def of(outcome: Outcome) -> Advantages:
         totals = outcome.totals if shape is None else shape(outcome.totals, outcome.samples)

@@ -1,4 +1,4 @@
-"""What trains: the protocol every backend fits, the batch it is fed, and the futures it answers with.
+"""The protocol of training backends, their batches, and the futures that they return.
 
     TrainBatch        one pass: sequences packed in one row, with a stream of numbers for each learnt token
     TokenScores       what the policy says of each learnt token
@@ -46,8 +46,8 @@ class TrainBatch:
     """Which sequence each belongs to, ascending."""
     sequences: int
     normalizer: float
-    """What summed losses are divided by: tokens (or sequences) of the whole optimizer step, so that splitting a step
-    into several passes changes nothing."""
+    """The divisor of summed losses: tokens (or sequences) of the whole optimizer step, so that splitting a step into
+    several passes changes nothing."""
     advantages_M: torch.Tensor | None = None
     rollout_logprobs_M: torch.Tensor | None = None
     """The engine's, under the weights that made each token."""
@@ -58,9 +58,9 @@ class TrainBatch:
     """The critic's, before the step's first update."""
     returns_M: torch.Tensor | None = None
     experts_NR: torch.Tensor | None = None
-    """What each token's experts are to be (`inference.told_experts`); None where the policy's routers choose."""
+    """The experts that each token is to use (`inference.told_experts`); None if the policy's routers choose."""
     share: float = 1.0
-    """Its part of the optimizer step's tokens."""
+    """This batch's share of the optimizer step's tokens."""
 
     def to(self, device: torch.device) -> "TrainBatch":
         moved = {
@@ -72,13 +72,13 @@ class TrainBatch:
 
 
 class TokenScores(NamedTuple):
-    """What the policy says of each learnt token, in the order of the batch; float32."""
+    """The policy's scores of each learnt token, in the order of the batch; float32."""
 
     logprobs_M: torch.Tensor
     entropy_M: torch.Tensor | None = None
     """Entropy of the distribution that the token was drawn from; None where the policy computes none."""
     values_M: torch.Tensor | None = None
-    """The critic's, of the state before the token; None without a critic."""
+    """The critic's value of the state before each token; None without a critic."""
 
 
 LossFunction = Callable[[TokenScores, TrainBatch], tuple[torch.Tensor, Numbers]]
@@ -87,7 +87,7 @@ passes, those ending in `_max` combine by maximum."""
 
 
 def combined(passes: Sequence[Metrics]) -> Metrics:
-    """One optimizer step's metrics of those of its passes: sums added, maxima compared."""
+    """The metrics of an optimizer step from those of its passes: sums are added, maxima compared."""
     return {name: (max if name.endswith("_max") else sum)(metrics[name] for metrics in passes) for name in passes[0]}
 
 
@@ -176,7 +176,7 @@ class TrainStep:
 def optimizer_step(
     backend: TrainingBackend, passes: Iterable[TrainBatch], timer: PhaseTimer
 ) -> tuple[Metrics, Metrics]:
-    """One optimizer step over so many passes: their combined metrics, and the optimizer's with its speed."""
+    """Take an optimizer step over these passes. Returns their combined metrics, and the optimizer's with its speed."""
     began = time.perf_counter()
     passes = list(passes)
     tokens = sum(len(batch.tokens_N) for batch in passes)

@@ -22,7 +22,8 @@ BIAS_STEP = 0.001
 
 
 def balance_of(model: Any, wanted: bool) -> "Balance | None":
-    """None for a model that is no mixture. Raises `BadInput` where that is wanted of it, or as `Balance` does."""
+    """The balance of a mixture's experts; None for a model without experts. Raises `BadInput` if it is `wanted` of such
+    a model, and as `Balance` does."""
     routers = routers_of(model)
     if routers is not None:
         return Balance(model, routers, wanted)
@@ -54,7 +55,7 @@ class Balance:
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
-        """What changes with training, and belongs into a checkpoint."""
+        """The values that change with training, for a checkpoint."""
         return dict(zip(self._names, self._biases, strict=True)) if self._biased else {}
 
     @property
@@ -62,7 +63,7 @@ class Balance:
         return [getattr(router, BIAS) for router in self.routing.routers.by_layer.values()]
 
     def loss(self, real: int, share: float, context: dist.ProcessGroup | None) -> torch.Tensor | None:
-        """What the last pass adds to the step's loss. `real`: tokens of it that are no padding; `share`: its part of
+        """The last pass's part of the step's loss. `real`: its number of tokens without padding; `share`: its part of
         the step's tokens; `context`: ranks that have other tokens of the same row."""
         if not self._coefficient or not self.routing.is_known:
             return None
@@ -116,7 +117,7 @@ class Balance:
 
 
 def _balance_loss(logits_NX: torch.Tensor, chosen_NK: torch.Tensor, context: dist.ProcessGroup | None) -> torch.Tensor:
-    """Its value is K where all experts are used alike."""
+    """The balance loss of a layer, which is K if all experts are used equally."""
     choices_X, chances_X = _loads(chosen_NK, logits_NX.shape[1]), logits_NX.float().softmax(-1).sum(0)
     tokens = torch.tensor(float(len(logits_NX)), device=logits_NX.device)
     if context is not None:

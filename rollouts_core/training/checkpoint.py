@@ -192,7 +192,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 
 def _state(weights: Mapping[str, torch.Tensor], optimizers: Sequence[Optimizer]) -> dict[str, torch.Tensor]:
-    """Every tensor by its place, sharing memory with what trains."""
+    """All tensors of a checkpoint by name. They share memory with those that are trained."""
     names = {value: name for name, value in weights.items()}
     state = {f"weights.{name}": value.detach() for name, value in weights.items()}
     for optimizer in optimizers:

@@ -20,7 +20,7 @@ Places = npt.NDArray[np.int64]
 
 
 def pack_batch(examples: Sequence[Example], normalizer: float) -> TrainBatch:
-    """One pass over all examples; their streams become the batch's."""
+    """Pack all examples into one pass; the batch has their streams."""
     sharing = Counter(key for example in examples if (key := _prompt(example)))
     row, positions, spans, sources, targets = [], [], [], [], []
     experts: list[tuple[int, Example, slice]] = []
@@ -88,7 +88,7 @@ def _experts(telling: Sequence[Example], parts: Sequence[tuple[int, Example, sli
 
 
 def _prompt(example: Example) -> bytes:
-    """What marks sequences that may share their first tokens; empty for one that shares nothing."""
+    """The key of sequences that may share their first tokens; empty for one that shares none."""
     return example.tokens[: example.shared].tobytes() if 0 < example.shared < len(example.tokens) else b""
 
 

@@ -1,4 +1,4 @@
-"""What ranks that compute one pass together exchange inside it, with gradients.
+"""Collectives with gradients, for ranks that compute one pass together.
 
 `copied` and `summed` are Megatron's f and g (arXiv 1909.08053, section 3): where one goes forward, the other goes back.
 """
@@ -22,7 +22,7 @@ def summed(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def joined(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """All ranks' parts of the last dimension, which all go on with alike."""
+    """Join all ranks' parts of the last dimension; all ranks go on with the same result."""
     result: torch.Tensor = _Joined.apply(part, group)  # type: ignore[no-untyped-call]
     return result
 
@@ -34,7 +34,7 @@ def part_of(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def to_heads(part_NHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """From a part of the tokens with all heads to all tokens with a part of the heads."""
+    """Exchange a part of the tokens with all heads for all tokens with a part of the heads."""
     result: torch.Tensor = _Exchanged.apply(part_NHD, group, True)  # type: ignore[no-untyped-call]
     return result
 
@@ -46,7 +46,7 @@ def to_tokens(part_NHD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def sent_to(rows: torch.Tensor, out: list[int], back: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """Each rank's rows to the ranks that they are for: `out` of them to each, in order; `back` come from each."""
+    """Send rows to other ranks: `out` are the numbers of rows for each rank, in order; `back`: those from each rank."""
     result: torch.Tensor = _Sent.apply(rows, out, back, group)  # type: ignore[no-untyped-call]
     return result
 

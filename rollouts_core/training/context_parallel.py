@@ -1,4 +1,4 @@
-"""One row of packed tokens over several ranks: each computes a stretch of it, and attention all of it for some heads.
+"""A row of packed tokens over several ranks: each computes a part of it, and the attention of all of it for some heads.
 
 Decision: tokens are exchanged for heads around attention (DeepSpeed-Ulysses, arXiv 2309.14509), so attention itself
 sees whole rows: packing, shared prompts and windows are what they are on one device.
@@ -36,13 +36,13 @@ class Context:
         return max(0, min(length, tokens - self.rank * length))
 
     def mine(self, places_M: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """From places in a row of `tokens`: the indices of those in this rank's part, and where in it they are."""
+        """For places in a row of `tokens`: the indices of those in this rank's part, and their places in that part."""
         length = -(-tokens // self.size)
         indices = ((places_M >= self.rank * length) & (places_M < (self.rank + 1) * length)).nonzero()[:, 0]
         return indices, places_M[indices] - self.rank * length
 
     def gathered(self, values: torch.Tensor | None, indices: torch.Tensor, learnt: int) -> torch.Tensor | None:
-        """Each rank's values at its indices, as all on every rank; a gradient goes to who computed the value."""
+        """The values of all ranks, on every rank. A gradient goes to the rank that computed the value."""
         if values is None:
             return None
         return summed(values.new_zeros(learnt).index_put((indices,), values), self.group)

@@ -13,11 +13,11 @@ from rollouts_core.data.tokenized import Floats
 from rollouts_core.types import Sample
 
 Episodes = Sequence[Sequence[int]]
-"""For each episode, its samples by their places."""
+"""The places of each episode's samples."""
 
 
 def episodes_of(samples: Sequence[Sample]) -> list[list[int]]:
-    """In the order in which each is first met."""
+    """The places of each episode's samples, in the order in which episodes first appear."""
     found: dict[tuple[int, int], list[int]] = {}
     for place, sample in enumerate(samples):
         found.setdefault((sample.group_index, sample.episode), []).append(place)
@@ -54,7 +54,7 @@ def split(values: Sequence[Floats], lengths: Sequence[int], episodes: Episodes) 
 
 
 def turn_rewards(sample: Sample, length: int) -> Floats:
-    """What single turns have earned, at the last token of each; of an episode with so many learnt tokens."""
+    """The rewards of single turns, each at its turn's last token. `length`: the learnt tokens of the episode."""
     rewards = np.zeros(length)
     if sample.turn_rewards:
         rewards[turn_ends(sample, length)] = sample.turn_rewards

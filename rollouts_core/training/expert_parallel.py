@@ -26,22 +26,22 @@ from rollouts_core.training.shard_files import local
 
 
 class Sharing(NamedTuple):
-    """Who has which experts of a layer."""
+    """The distribution of a layer's experts among ranks."""
 
     own: int
-    """How many each rank has."""
+    """The number of experts of each rank."""
     ranks: int
     """Ranks with other tokens."""
     others: dist.ProcessGroup
     place: int
-    """This rank's, among those with the same tokens."""
+    """This rank's number, among those with the same tokens."""
     alike: int
     """Ranks with the same tokens."""
     same: dist.ProcessGroup
 
 
 def problems_with_experts(model: Any, ranks: int) -> list[str]:
-    """What keeps a model's experts from being shared out over so many ranks."""
+    """Reasons why a model's experts can't be distributed among so many ranks; empty if they can."""
     kind, found = model.config.model_type, list(experts_of(model))
     if not found:
         return [f"{kind} has no experts that transformers has a plan for"]
@@ -73,7 +73,7 @@ def share_experts(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
 
 
 def computed(module: nn.Module, weights: dict[str, torch.Tensor], *values: torch.Tensor) -> Any:
-    """What the module's class computes, with other weights."""
+    """The output of the module's class with other weights."""
     named = {f"module.{name}": value for name, value in weights.items()}
     return functional_call(_Class(module), named, values)
 
@@ -131,7 +131,7 @@ def _from_owners(
 
 
 def _through(module: nn.Module, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-    """Each row through one expert of this rank's."""
+    """The output of each row's expert; all are experts of this rank."""
     weights = {name: local(value) for name, value in module.named_parameters()}
     if not len(rows):  # its weights have a gradient all the same: ranks add gradients up together
         return rows + sum(value.flatten()[0] * 0.0 for value in weights.values())

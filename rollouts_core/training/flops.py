@@ -44,8 +44,8 @@ class ModelFlops:
 
 
 def flops_of(model: Any) -> ModelFlops:
-    """Two operations for each weight and token forward, two backward, and two more where the weight is trained. Of
-    experts, as many as a token is given to."""
+    """The operations of a model: two for each weight and token forward, two backward, two more if it is trained.
+    Of the experts, only those count that a token goes through."""
     config, head = model.config, model.get_output_embeddings()
     outside = {id(head.weight), id(model.get_input_embeddings().weight)}
     matrices = [value for value in model.parameters() if value.ndim > 1 and id(value) not in outside]

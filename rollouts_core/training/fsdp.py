@@ -43,7 +43,7 @@ def create_backend(
     origin: Origin | None = None,
     **options: Unpack[PolicyOptions],
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
-    """On one device, or sharded over ranks; `options` are those of either."""
+    """A backend on one device, or sharded over ranks. Both take the same `options`."""
     if ranks is None:
         return create_pytorch_backend(model, loss_function, optimization, **options)
     return create_fsdp_backend(model, loss_function, optimization, ranks, origin, **options)
@@ -57,7 +57,7 @@ def create_fsdp_backend(
     origin: Origin | None = None,
     **options: Unpack[PolicyOptions],
 ) -> "FSDPTrainingBackend | PyTorchTrainingBackend":
-    """On rank 0 what trains, on the others what `serve` takes. Every rank calls it with a model of the same shapes:
+    """A sharded backend: rank 0 trains with it, the others give it to `serve`. All ranks pass a model of equal shapes:
     a blank one, which gets the weights of its `origin`, or a whole one, which gets rank 0's.
 
     Raises `BadInput` as `create_policy` and `Origin.weights` do.
@@ -104,7 +104,8 @@ class FSDPTrainingBackend:
         return self._queued("score", batch)
 
     def referring_to(self, origin: Origin, temperature: float) -> "Callable[[TrainBatch], _Queued[TokenScores]]":
-        """What scores tokens under a frozen policy, of which each rank holds a shard. There is one at a time."""
+        """A function that scores tokens under a frozen policy, of which each rank holds a shard. There is one at a
+        time."""
         self._ranks.tell({"do": "build_reference", "origin": asdict(origin), "temperature": temperature})
         self._reference = sharded_policy(origin, temperature, self._ranks)
         return partial(self._queued, "refer")
@@ -146,7 +147,7 @@ class FSDPTrainingBackend:
         return self._own.gather(name)
 
     def flush(self) -> None:
-        """Have what is queued computed."""
+        """Compute everything in the queue."""
         queue, self._queue = self._queue, []
         if not queue:
             return

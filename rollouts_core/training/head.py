@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities and entropies of the learnt tokens.
+"""The head: log-probabilities and entropies of the learnt tokens from hidden states.
 
 Decision: the model's head runs only where a token is learnt, in chunks, and its logits are made again for the gradient:
 with a vocabulary of 150,000 they would be most of a pass's memory. So no more than one chunk of logits ever exists.
@@ -21,7 +21,7 @@ CHUNK_ELEMENTS = 2**26
 
 
 class Head(NamedTuple):
-    """From hidden states to logits: softcap x tanh((hidden weight^T + bias) / divisor / softcap)."""
+    """The head that makes logits: softcap x tanh((hidden weight^T + bias) / divisor / softcap)."""
 
     weight_VE: torch.Tensor
     bias_V: torch.Tensor | None = None
@@ -34,7 +34,7 @@ class Head(NamedTuple):
         return Head(self.weight_VE, self.bias_V, self.divisor * temperature, softcap)
 
     def of_rank(self) -> "Head":
-        """What this rank has of a head that ranks share."""
+        """This rank's part of a head that ranks share."""
         bias = None if self.bias_V is None else local(self.bias_V)
         return self._replace(weight_VE=local(self.weight_VE), bias_V=bias)
 
@@ -134,7 +134,7 @@ def logits_of(hidden_CE: torch.Tensor, head: Head) -> torch.Tensor:
 
 
 def _divided(fresh: torch.Tensor, divisor: float) -> torch.Tensor:
-    """In place: a chunk of logits is large, and each copy of one is memory that has to be found anew."""
+    """Divide in place, since a copy of a chunk of logits takes much memory."""
     return fresh if divisor == 1 else fresh.div_(divisor)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a model's layers when they are trained: computed again for the gradient, or compiled.
+"""How a model's layers are trained: recomputed for the gradient, or compiled.
 
 Decision: "selective" keeps what attention gave and computes the rest of a layer again. Attention's cost grows with the
 square of a sequence's length, and what it gives only with the length.

@@ -47,7 +47,7 @@ def add_adapters(model: Any, config: LoRAConfig) -> None:
 
 
 def _linear_layers(model: Any) -> list[str]:
-    """All but the head. GPT-2's are `Conv1D`."""
+    """The names of all linear layers but the head. GPT-2's are `Conv1D`."""
     head = model.get_output_embeddings()
     kinds = (nn.Linear, Conv1D)
     return [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not head]
@@ -79,7 +79,7 @@ def model_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def model_weight(model: Any, name: str) -> torch.Tensor:
-    """One of them. It is looked up by itself: a sync asks for each weight."""
+    """A weight of the model with its adapter added, by name. A sync of weights asks for each."""
     place, _, own = name.rpartition(".")
     layer = model.get_submodule(place)
     value = whole(getattr(getattr(layer, "base_layer", layer), own).detach())

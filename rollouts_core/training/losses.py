@@ -1,4 +1,4 @@
-"""Every loss, as pure functions of per-token streams. Nothing here knows of models, batches' shapes or devices.
+"""All losses, as pure functions of per-token streams. They don't depend on models, shapes of batches or devices.
 
 A policy loss gives one number per learnt token; `aggregate` makes them one number, dividing by what the whole optimizer
 step has, so that a step may be cut into passes and ranks in any way. In all of them rho = exp(logp - old logp) is the
@@ -19,7 +19,7 @@ Estimator = Literal["k1", "k2", "k3"]
 def aggregate(
     losses_M: torch.Tensor, sequence_M: torch.Tensor, sequences: int, kind: Aggregation, normalizer: float
 ) -> torch.Tensor:
-    """One number of many.
+    """Aggregate the losses of tokens into one number.
 
     token: sum / learnt tokens of the step (DAPO, arXiv 2503.14476, eq. 8; TRL's "dapo").
     sequence: each sequence's mean, summed / sequences of the step (GRPO, arXiv 2402.03300, eq. 3; TRL's "grpo").

@@ -1,4 +1,4 @@
-"""What a backend minimises: losses of `losses.py` on a pass's scores, with the metrics of the pass.
+"""Objectives that a backend minimises: losses of `losses.py` on a pass's scores, with the metrics of the pass.
 
 Legend: M learnt tokens, S sequences, P pairs.
 """
@@ -78,7 +78,7 @@ def create_dpo_loss(beta: float) -> LossFunction:
 
 @dataclass(frozen=True)
 class Extras:
-    """What is added to an algorithm's own loss, and how tokens of other policies are weighed."""
+    """Terms that are added to an algorithm's loss, and the correction for tokens of other policies."""
 
     kl_coef: float = 0.0
     kl_estimator: Estimator = "k3"

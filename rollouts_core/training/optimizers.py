@@ -85,7 +85,7 @@ def set_rate(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, 
 
 
 class MasterWeights:
-    """What an optimizer steps in: the parameters themselves in float32, their float32 copies otherwise.
+    """The weights that an optimizer changes: float32 parameters themselves, and float32 copies of the others.
 
     `offloaded`: copies in the host's memory, where gradients are added up and the optimizer steps.
     """

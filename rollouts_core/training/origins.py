@@ -1,4 +1,4 @@
-"""Where a model's first weights come from: a model whole, or its weights one by one for ranks that keep parts of them.
+"""The origin of a model's first weights: a whole model, or its weights one by one for ranks that keep parts of them.
 
 Decision: a directory that not every rank sees, on hosts that share no disk, is read by rank 0, one weight at a time. So
 are files that hold something else than blocks of the model's weights; those rank 0 loads whole, through transformers.
@@ -40,7 +40,7 @@ class Origin:
     config: dict[str, Any]
     dtype: Dtype
     name: str | None = None
-    """Where files are: a directory, or a repository of the hub."""
+    """The place of the files: a directory, or a repository of the hub."""
     revision: str | None = None
     trust_remote_code: bool = False
     seed: int | None = None
@@ -59,7 +59,7 @@ class Origin:
 
     def weights(self) -> "tuple[bool, Iterator[tuple[str, Readable]]]":
         """All weights by the model's own names, one after another, in the same order on all ranks, which ask for them
-        together; and whether each rank can read them. Otherwise rank 0 alone can: what the others get are names.
+        together; and whether each rank can read them. Otherwise only rank 0 can, and the others get the names.
 
         Raises `BadInput` where the files are another model's, or can't be loaded.
         """

@@ -109,7 +109,7 @@ class _Variable:
 
     @cached_property
     def _padded(self) -> "_Padded":
-        """For scores that the kernel does not compute."""
+        """Padded attention, for changes of scores that the kernel can't compute."""
         return _Padded(self._spans, self._device)
 
 

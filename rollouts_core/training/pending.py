@@ -30,7 +30,7 @@ class PendingMetrics:
 
 
 def fetch(passes: Sequence[PendingMetrics], further: Sequence[torch.Tensor]) -> list[float]:
-    """Have the numbers of these passes here, and return the further ones: one wait for the device."""
+    """Copy the numbers of these passes to the host, and return the further ones, with one wait for the device."""
     open_passes = [entry for entry in passes if entry.found is None]
     asked = [value for entry in open_passes for value in entry.numbers.values() if isinstance(value, torch.Tensor)]
     asked += further

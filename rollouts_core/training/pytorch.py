@@ -81,7 +81,7 @@ class PyTorchTrainingBackend:
         self._passes: list[TrainBatch] = []
         """Passes of the current step."""
         self._pending: list[PendingMetrics] = []
-        """What they tell of themselves."""
+        """The metrics of passes that have not been read from the device."""
 
     @property
     def weight_version(self) -> int:
@@ -89,7 +89,7 @@ class PyTorchTrainingBackend:
 
     @property
     def _kept(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds: what is trained, in float32. What stands still is where it came from."""
+        """The weights in a checkpoint: the trained ones, in float32. Frozen weights are read from their origin."""
         balance = self._policy.balance
         moved = {} if balance is None else {f"model.{name}": value for name, value in balance.kept.items()}
         return {**self._masters.named, **moved}
@@ -172,7 +172,7 @@ class PyTorchTrainingBackend:
         return ImmediateTrainFuture({name: self._given_out(name, value) for name, value in weights.items()})
 
     def gather(self, name: str) -> torch.Tensor:
-        """One of the current weights; where ranks hold it in shards, all of them ask for it."""
+        """A current weight by name. If ranks hold it in shards, all of them call this together."""
         return self._given_out(name, model_weight(self._policy.model, name))
 
     def _given_out(self, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -203,7 +203,7 @@ class PyTorchTrainingBackend:
         return self._saving
 
     def wait_until_saved(self) -> None:
-        """For ranks whose part of a checkpoint may still be under way."""
+        """Wait for this rank's part of a checkpoint, which may still be written."""
         if self._saving is not None:
             self._saving.result()
             self._saving = None

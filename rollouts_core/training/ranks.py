@@ -1,4 +1,4 @@
-"""Several processes that train one policy: rank 0 runs the stage, the others do what it tells them.
+"""Several processes that train one policy: rank 0 runs the stage, the others follow its messages.
 
 Decision: one process decides. Loops, generation, rewards and checkpoints' places are rank 0's alone, the same code as
 on one device; the others hold shards and compute. So nothing can drift apart but the tensors, which torch keeps
@@ -76,7 +76,7 @@ class Ranks:
         dist.broadcast(data, 0)
 
     def hear(self) -> dict[str, Any]:
-        """What rank 0 tells."""
+        """Wait for the next message of rank 0."""
         found: dict[str, Any] = _from_bytes(partial(dist.broadcast, src=0))
         return found
 
@@ -100,7 +100,7 @@ class Ranks:
         return [int(value) for value in told]
 
     def receive(self, sender: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What `send` sent."""
+        """Receive the message of another rank's `send`."""
         about, kinds = _from_bytes(partial(dist.recv, src=sender))
         numbers = {}
         for name, (shape, kind) in kinds.items():
@@ -140,7 +140,7 @@ def share_disk() -> bool:
 
 
 def leave_ranks() -> None:
-    """All together: whoever closes first would be missed by the others."""
+    """Close the process group after a barrier, since ranks still need one that closes early."""
     dist.barrier()
     dist.destroy_process_group()
 
@@ -154,14 +154,14 @@ def send_batch(ranks: Ranks, to: int, batch: TrainBatch) -> None:
 
 
 def receive_batch(ranks: Ranks) -> TrainBatch:
-    """From rank 0."""
+    """Receive a batch from rank 0."""
     about, numbers = ranks.receive(0)
     about["spans"] = tuple(Span(*span) for span in about["spans"])
     return TrainBatch(**about, **numbers)  # type: ignore[arg-type]
 
 
 def empty_batch() -> TrainBatch:
-    """What a rank without work computes, so that all take part in what they do together."""
+    """The batch of a rank without work, so that it takes part in the collectives."""
     one = torch.zeros(1, dtype=torch.long)
     return TrainBatch(torch.zeros(2, dtype=torch.long), torch.arange(2), (Span(0, 2),), one, one, one, 1, 1.0)
 

@@ -1,4 +1,4 @@
-"""Who scores a step's tokens under another policy: the frozen one of a KL term, or a teacher.
+"""References: they score a step's tokens under another policy, the frozen one of a KL term or a teacher.
 
 Decision: a reference is a function of the step's sequences, so that a model in this process and a server behind an
 address are the same to the loop. A teacher's server is asked for log-probabilities of tokens, never for text: it must
@@ -25,7 +25,7 @@ Reference = Callable[[Sequence[Example], Cuts], Sequence[Floats]]
 """Log-probabilities of each sequence's learnt tokens."""
 
 Call = Callable[..., Awaitable[Any]]
-"""With method, path, body and deadline in seconds."""
+"""Calls a server with method, path, body and a deadline in seconds."""
 
 AT_ONCE = 64
 ANSWER_SECONDS = 600.0

@@ -54,7 +54,8 @@ class RLTrainingConfig:
 
     @property
     def needs_old(self) -> bool:
-        """With one minibatch, the old policy is the one that the update computes anyway."""
+        """Whether a pass for the old policy is needed. With one minibatch the update computes its log-probabilities
+        anyway."""
         return self.recompute_old and self.minibatches > 1
 
 
@@ -176,7 +177,7 @@ def _update(
     minibatch: Sequence[Example],
     config: RLTrainingConfig,
 ) -> tuple[Metrics, Metrics]:
-    """One optimizer step over a minibatch, however many passes it takes. Sequences that are in no pass count, too."""
+    """Take an optimizer step over a minibatch, in one or more passes. Sequences that are in no pass count, too."""
     normalizer = normalizer_of(minibatch, config.recipe.aggregation, config.max_new_tokens)
     batches = (pack_batch([examples[index] for index in indices], normalizer) for indices in passes)
     return optimizer_step(backend, batches, PhaseTimer())

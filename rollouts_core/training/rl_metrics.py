@@ -1,4 +1,4 @@
-"""What a step of reinforcement learning tells of itself, under TRL's names where TRL has one."""
+"""The metrics of a step of reinforcement learning, under TRL's names where TRL has one."""
 
 import statistics
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> Metrics:
-    """By how many versions tokens are older than the weights that they train."""
+    """The staleness of samples: by how many versions tokens are older than the weights that they train."""
     ages = [weight_version - version for sample in samples for version in sample.weight_versions]
     spans = [len(set(sample.weight_versions)) for sample in samples if sample.weight_versions]
     return {

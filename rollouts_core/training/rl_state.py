@@ -1,4 +1,4 @@
-"""What RL goes on from: the backend's state, and where its rollouts stand."""
+"""The state that RL resumes from: the backend's state, and the position of its rollouts."""
 
 import json
 from pathlib import Path

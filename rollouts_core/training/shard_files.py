@@ -34,7 +34,7 @@ MEND = "remove this checkpoint's directory, and training resumes from the one be
 
 
 class Shard(NamedTuple):
-    """What a rank has of a tensor."""
+    """A rank's part of a tensor."""
 
     own: torch.Tensor
     starts: tuple[int, ...]
@@ -95,7 +95,7 @@ def save_shards(
 
 
 def stored_state(directory: Path) -> dict[str, tuple[tuple[int, ...], StoredWeight]]:
-    """Whole shape and blocks of every tensor in a directory's files.
+    """The whole shape and the blocks of every tensor in a directory's files.
 
     Raises `BadInput` where a file is damaged, or one with a part of a tensor is missing.
     """

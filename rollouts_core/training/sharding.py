@@ -90,7 +90,7 @@ def check_layout(model: Any, ranks: Ranks) -> None:
 
 
 def _context(ranks: Ranks) -> Context | None:
-    """All ranks make all groups."""
+    """The context-parallel group of this rank; all ranks create all groups."""
     if ranks.context == 1:
         return None
     found = None

@@ -1,4 +1,4 @@
-"""From scored samples to the sequences that train, and how a step is cut into minibatches and passes.
+"""The sequences to train on, from scored samples; and the minibatches and passes of a step.
 
 Decision: the trainer sees token streams and nothing else: tokens, which of them are learnt, and for each learnt one its
 advantage and the log-probabilities that belong to it. Which algorithm made them it does not know.
@@ -91,7 +91,7 @@ def passes_of(
 def prepare_grpo_batch(
     samples: Sequence[Sample], advantages: Sequence[float | Floats], aggregation: Aggregation = "token"
 ) -> TrainBatch:
-    """One pass over all samples. `advantages`: a number for each sample, or for each of its learnt tokens.
+    """Make a batch of all samples, in one pass. `advantages`: a number for each sample, or for each learnt token of it.
 
     Raises `BadInput` when no token is learnt, or when there are other advantages than samples.
 
@@ -139,7 +139,7 @@ def scores_of(
 
 
 def normalizer_of(examples: Sequence[Example], aggregation: Aggregation, longest: int) -> float:
-    """What a minibatch's summed losses are divided by; see `losses.aggregate`."""
+    """The number that a minibatch's summed losses are divided by; see `losses.aggregate`."""
     if aggregation == "token":
         return float(max(1, learnt_tokens(examples)))
     return float(len(examples) * (longest if aggregation == "constant" else 1))

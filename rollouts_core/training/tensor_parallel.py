@@ -33,7 +33,7 @@ from rollouts_core.training.shard_files import local
 
 
 def problems_with_cut(model: Any, ranks: int) -> list[str]:
-    """What keeps a model from being cut over so many ranks; empty for one that can be."""
+    """Reasons why a model can't be cut over so many ranks; empty if it can."""
     kind, cuts = model.config.model_type, list(_cuts(model))
     if not cuts:
         return [f"transformers has no plan to cut {kind}"]
@@ -82,7 +82,7 @@ def _cuts(model: Any) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _cut_sizes(module: Any, style: str) -> list[int]:
-    """What ranks must divide."""
+    """The sizes that the number of ranks must divide."""
     if style == "replicated_with_grad_allreduce":
         return []
     weight = getattr(module, "base_layer", module).weight
@@ -112,7 +112,8 @@ def _rowwise(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _gathered_colwise(module: Any, mesh: DeviceMesh) -> None:
-    """What follows wants all outputs: norms over all heads, or a matrix that several layers' weights are joined in."""
+    """Cut by columns and gather the outputs, if the next operation needs all of them (norms over all heads, or a matrix
+    that joins the weights of several layers)."""
     _colwise(module, mesh)
     cut_forward, group = module.forward, mesh.get_group()
     module.forward = lambda value: joined(cut_forward(value), group)
@@ -125,7 +126,7 @@ def _split_rowwise(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _replicated(module: Any, mesh: DeviceMesh) -> None:
-    """Whole on each rank, and used there for a part."""
+    """Keep the module whole on each rank, which uses it for its part of the computation."""
     module.forward = partial(_used_for_a_part, module, mesh.get_group())
 
 

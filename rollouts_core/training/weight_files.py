@@ -1,4 +1,4 @@
-"""Where each weight of a model lies in its files, so that a block of it is read without the rest.
+"""The places of a model's weights in its files, so that a block of a weight is read without the rest.
 
 Decision: transformers tells how its weights become those of the files (`revert_weight_conversion`), and is asked on the
 meta device: there each tensor of the files is a view of a weight, and the view's offset and strides say which block of
@@ -92,9 +92,9 @@ class Piece:
 
     name: str
     shape: tuple[int, ...]
-    """In the files."""
+    """The shape in the files."""
     block: Block
-    """In the weight."""
+    """The block of the weight."""
     dims: tuple[int | None, ...]
     """Which dimension of the weight each of its own is; None for one of size 1."""
 
@@ -102,7 +102,7 @@ class Piece:
         return Piece(name, self.shape, self.block, self.dims)
 
     def common(self, wanted: Block) -> Block | None:
-        """What of `wanted` it holds, as a block of the weight; None for nothing."""
+        """The part of `wanted` that this piece holds, as a block of the weight; None if it holds nothing of it."""
         both = tuple(
             slice(max(own.start, other.start), min(own.stop, other.stop))
             for own, other in zip(self.block, wanted, strict=True)
@@ -118,7 +118,7 @@ class Piece:
         )  # fmt: skip
 
     def as_in_weight(self, read: torch.Tensor, common: Block) -> torch.Tensor:
-        """What `inside` was read, with the weight's dimensions."""
+        """Values that were read at `inside`, with the weight's dimensions."""
         own = [(dim, place) for place, dim in enumerate(self.dims) if dim is not None]
         left = [place for place, dim in enumerate(self.dims) if dim is None]
         ordered = read.permute([place for _, place in sorted(own)] + left)

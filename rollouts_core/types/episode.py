@@ -20,7 +20,7 @@ from rollouts_core.types.messages import Data, Message, ToolCall, ToolResult
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason that ended an episode."""
 
     ANSWERED = "answered"
     """The assistant has answered, and the environment has nothing to say to it."""
@@ -58,9 +58,9 @@ class Sampled:
     """A turn as tokens, exactly as the engine was given and made them."""
 
     given: tuple[int, ...]
-    """What the engine was given: all of it; or, where the turn `continues` the one before, what came in between."""
+    """The prompt's tokens; if the turn `continues` the one before, only those between the two turns."""
     tokens: tuple[int, ...]
-    """What it made, the stop token included."""
+    """The tokens that the engine generated, the stop token included."""
     log_probs: tuple[float, ...]
     weight_versions: tuple[int, ...]
     continues: bool = False
@@ -73,23 +73,23 @@ class Sampled:
 
 @dataclass(frozen=True)
 class AgentState:
-    """One moment of an episode."""
+    """The state of an episode between two events."""
 
     messages: tuple[Message, ...]
     tools: tuple[Data, ...] = ()
-    """What the assistant may call, as templates and endpoints read it."""
+    """The tools that the assistant may call, in the form that templates and endpoints read."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment knows of the episode, as JSON data."""
+    """The environment's own state of the episode, as JSON data."""
     turn_idx: int = 0
     """Answers so far."""
     pending_tool_calls: tuple[ToolCall, ...] = ()
     """Calls of the last answer that were not carried out yet."""
     usage: Usage = Usage()
     sampled: tuple[Sampled, ...] = ()
-    """Every turn's tokens, where an engine of ours answers."""
+    """The tokens of each turn, if one of this project's engines answers."""
     seconds: float = 0.0
     stop: StopReason | None = None
-    """None while it goes on."""
+    """The reason of the end; None while the episode goes on."""
     error: str = ""
 
     @property
@@ -120,7 +120,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Replied:
-    """What the environment says to an answer without a call."""
+    """The environment's reply to an answer without a call."""
 
     messages: tuple[Message, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Trajectory:
 
     @cached_property
     def states(self) -> tuple[AgentState, ...]:
-        """Every state that it went through, one more than there are events."""
+        """All states of the episode: one more than its events."""
         return tuple(accumulate(self.events, apply, initial=self.start))
 
     @property

@@ -16,7 +16,7 @@ class ToolCall:
     arguments: Mapping[str, Any]
     id: str = ""
     malformed: str = ""
-    """What the model wrote for arguments where that is no JSON object; `arguments` is then empty."""
+    """The text that the model wrote as arguments, if that is no JSON object; `arguments` is then empty."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class ToolResult:
     failed: bool = False
     """Whether the content says what went wrong."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment knows anew of the episode, as JSON data."""
+    """Changes of the environment's state of the episode, as JSON data."""
     ends: bool = False
     """Whether the episode ends with it."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation, with the tools it calls."""
+    """A turn of a conversation, with its calls of tools."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
-    """What the assistant thought before its content, where a template keeps the two apart."""
+    """The assistant's thoughts before its content, if the template separates the two."""
     name: str = ""
     """For a tool's result: the tool."""
     tool_call_id: str = ""

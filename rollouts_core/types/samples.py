@@ -34,13 +34,13 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """What it says last, for people."""
+        """The last message's text, for people to read."""
         return self.messages[-1].content if self.messages else str(self.metadata.get("prompt", ""))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer to a prompt: tokens, what is learnt of them, log-probabilities and the reward."""
+    """An answer to a prompt: tokens, loss mask, log-probabilities and reward."""
 
     prompt: Prompt
     response: str
@@ -63,9 +63,9 @@ class Sample:
     trajectory: Trajectory | None = None
     """The episode, for an answer in an environment."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """What the reward was made of, by name."""
+    """The parts of the reward, by name."""
     turn_rewards: tuple[float, ...] = ()
-    """What of the reward single turns have earned; empty where only the whole counts."""
+    """The parts of the reward that single turns earned; empty if only the whole answer is rewarded."""
     experts: str = ""
     """Which experts each token but the last went through, where the engine tells (`inference.told_experts`)."""
 

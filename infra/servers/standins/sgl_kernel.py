@@ -1,4 +1,4 @@
-"""In the place of SGLang's CUDA kernels on a host without a GPU: importable by every name, callable by none."""
+"""A stand-in for SGLang's CUDA kernels on a host without a GPU: every name can be imported, none can be called."""
 
 import sys
 from collections.abc import Sequence

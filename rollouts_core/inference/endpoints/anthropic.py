@@ -39,7 +39,7 @@ class AnthropicEndpoint:
 
     @property
     def used(self) -> Usage:
-        """What all requests so far have used."""
+        """The usage of all requests so far."""
         return self.client.used
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:

@@ -1,4 +1,4 @@
-"""What answers conversations, whatever serves it."""
+"""The protocol of endpoints: they answer conversations."""
 
 from typing import Protocol
 

@@ -22,7 +22,7 @@ PIECE = 16
 SHOWN_PER_READ = 64
 """An answer of so many tokens is read again when there is one more, a longer one when it is so much longer."""
 HALF_SAID = re.compile(r"(\ufffd+|[<\[{][^>\]}]*)$")
-"""What may become a character, or the beginning of a call."""
+"""Text that may become a character, or the beginning of a call."""
 
 
 class TurnAborted(RolloutsError):
@@ -45,7 +45,7 @@ class EngineEndpoint:
     name: str
     """Name of the episode; no two at a time have the same."""
     seed: int
-    """Every draw of the episode follows from it."""
+    """The seed of all random draws of the episode."""
     temperature: float = 1.0
     truncation: Truncation = EVERYTHING
     stop: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class EngineEndpoint:
         return self._answered(state, given, request, await self.generate(request))
 
     async def stream(self, state: AgentState, max_tokens: int | None) -> AsyncIterator[str | Answered]:
-        """What is said as it comes, then the whole turn, which is that of `complete` where the engine honours seeds.
+        """Yield the text as it comes, then the whole turn. It is the turn of `complete` if the engine honours seeds.
 
         Raises as `complete` does.
         """
@@ -84,7 +84,8 @@ class EngineEndpoint:
         yield answered
 
     async def _in_pieces(self, request: GenerationRequest) -> AsyncGenerator[Completion]:
-        """Each goes on from the tokens before it, as a request of its own: cheap where the engine has them cached."""
+        """Ask for the answer in pieces: each is a request that continues the tokens so far, which the engine may have
+        cached."""
         made = await self.generate(replace(request, max_new_tokens=min(request.max_new_tokens, PIECE)))
         while made.finish_reason == "length" and len(made.tokens) < request.max_new_tokens:
             yield made
@@ -145,7 +146,7 @@ def told_so_far(state: AgentState) -> int:
 
 
 def tokens_so_far(state: AgentState) -> Tokens:
-    """What the last turn's engine was given and made."""
+    """The tokens of the conversation up to the end of its last turn, as the engine has them."""
     tokens: Tokens = ()
     for turn in state.sampled:
         tokens = (*(tokens if turn.continues else ()), *turn.given, *turn.tokens)

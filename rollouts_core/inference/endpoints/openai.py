@@ -25,7 +25,7 @@ async def openai_endpoint(service: Service) -> AsyncIterator["OpenAIEndpoint"]:
 async def completions_endpoint(
     service: Service, render: Callable[[AgentState], str]
 ) -> AsyncIterator["CompletionsEndpoint"]:
-    """For a model without chat: `render` makes the text that the model continues."""
+    """An endpoint for a model without chat: `render` makes the text that the model continues."""
     async with connected(service, _headers(service)) as client:
         yield CompletionsEndpoint(client, render)
 
@@ -38,7 +38,7 @@ class OpenAIEndpoint:
 
     @property
     def used(self) -> Usage:
-        """What all requests so far have used."""
+        """The usage of all requests so far."""
         return self.client.used
 
     async def complete(self, state: AgentState, max_tokens: int | None) -> Answered:

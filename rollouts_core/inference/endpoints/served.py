@@ -1,4 +1,4 @@
-"""Where a model beside the policy is asked: `served://NAME`, by one of its replicas.
+"""Endpoints of models beside the policy: `served://NAME` is one of the model's replicas.
 
 Decision: there is no router. Whoever asks reads which replicas answer, and takes the one to which it has the fewest
 requests under way. So a replica that comes back at another port, or on another machine, needs nobody's leave, and one

@@ -1,4 +1,4 @@
-"""What an endpoint is asked with, and what it may cost."""
+"""The settings of an endpoint, and the limit of its costs."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rollouts_core.types.episode import Usage
 
 @dataclass(frozen=True)
 class Prices:
-    """For a million tokens, in any currency."""
+    """Prices of a million tokens, in any currency."""
 
     prompt: float = 0.0
     completion: float = 0.0
@@ -40,7 +40,7 @@ class Service:
     """Deadline of one try, in seconds."""
     prices: Prices = Prices()
     budget: float | None = None
-    """What all requests together may cost; those under way when it is reached are let finish."""
+    """The limit of the costs of all requests together; requests that are under way when it is reached still finish."""
 
     def key(self) -> str | None:
         """Raises `BadInput` when the variable is not set."""
