@@ -1,9 +1,9 @@
 """The deployments in Prefect's UI: one for each config, one to evaluate, one for gc.
 
-Decision: what is registered is one value, which is written as prefect.yaml beside `configs/` as well. So what the
-server was told can be read, and whoever knows Prefect can change it and give it to `prefect deploy`. A queue for each
-machine of the inventory, with as many runs at once as it has GPUs, keeps runs from piling up there; which run has which
-GPU is still for leases to say, whoever starts it.
+Decision: the registered deployments are one value, which is also written as prefect.yaml beside `configs/`. So a user
+can read what was registered, and can change it and give it to `prefect deploy`. A queue for each machine of the
+inventory, with as many runs at once as it has GPUs, keeps runs from piling up there. Leases still decide which run has
+which GPU.
 """
 
 import argparse

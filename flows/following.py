@@ -1,6 +1,6 @@
-"""The commands about what a run has running, here or elsewhere: logs, cancel.
+"""The commands that look at the jobs of a run, here or on other machines: logs, cancel.
 
-Decision: both ask the machines, not the orchestrator, so they work when that is gone.
+Decision: both ask the machines, not the orchestrator, so they work after it has ended.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The server of a `rollouts up` of this user, if one runs.
 
-Decision: `up` leaves its address beside a lock that it holds. A lock that nobody holds means that it is gone, however
-it ended.
+Decision: `up` writes its address beside a lock that it holds. If nobody holds the lock, `up` has ended, in whatever
+way.
 """
 
 import json

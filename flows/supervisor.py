@@ -1,8 +1,8 @@
 """Keeps a server running for as long as its parent lives: `python supervisor.py PARENT COMMAND...`.
 
-Decision: a server that was killed is started again, on the same port with the same data, so that whoever uses it goes
-on after its next attempt to connect. It is a process and not a thread of the parent: the kernel ends it when the
-parent dies, and the server when the supervisor dies (Linux), however that happens. Standard library only.
+Decision: a server that was killed is started again, on the same port with the same data, so its clients go on after
+their next attempt to connect. The supervisor is a process and not a thread of the parent: the kernel ends it when the
+parent dies, and the server when the supervisor dies (Linux). Standard library only.
 """
 
 import ctypes

@@ -1,12 +1,12 @@
 """A Prefect server that lives as long as one command.
 
-Decision: it is begun before anything else is done, since it takes longer to start than all that a run does before it
-asks for it. So nothing here imports Prefect, and whether one is wanted is guessed: where Prefect's settings turn out to
-name a server, this one is stopped again.
+Decision: the server is started before anything else, since its start takes longer than everything that a run does
+before it needs the server. So nothing here imports Prefect, and whether a server is needed is guessed. If Prefect's
+settings turn out to name a server, this one is stopped again.
 
-Decision: it is started here and not by Prefect, whose own outlives a flow that is killed. This one ends with the
-process that started it, and is started again should it be killed (see `supervisor`). uvicorn starts it, as it does
-Prefect's own temporary servers; `prefect server start` takes a second longer.
+Decision: it is started here and not by Prefect, whose own temporary server outlives a flow that is killed. This one
+ends with the process that started it, and is started again if it is killed (see `supervisor`). uvicorn starts it, as it
+does Prefect's own temporary servers; `prefect server start` takes a second longer.
 """
 
 import atexit

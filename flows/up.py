@@ -1,9 +1,9 @@
 """`rollouts up`: a Prefect server, a worker and the pages of runs, in the foreground, for as long as it runs.
 
-Decision: all three are processes that the kernel ends with this one, however it ends (see `supervisor`); none is left
-behind to be found by `ps`. Each is a process group of its own, so that a terminal's Ctrl-C reaches this one alone,
-which then ends the runs while there is still a server to tell. Everything listens on this machine alone. The server
-keeps its data in Prefect's own home, so runs, schedules and their logs are there again the next time.
+Decision: all three are processes that the kernel ends with this one, in whatever way it ends (see `supervisor`); none
+is left behind. Each is a process group of its own, so that a terminal's Ctrl-C reaches only this process, which ends
+the runs while the server still answers. Everything listens only on this machine. The server keeps its data in Prefect's
+own home, so runs, schedules and logs are there again the next time.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """`rollouts watch`: a run's stages, progress and curves on the terminal, while it runs and after.
 
-Decision: as `logs`, it asks the run's record and its jobs' machines, not the orchestrator. So it works in any terminal,
-for runs on other machines, and when the orchestrator is gone.
+Decision: like `logs`, it asks the run's record and the machines of its jobs, not the orchestrator. So it works in any
+terminal, for runs on other machines, and after the orchestrator has ended.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
     import rollouts_core as rc
 
-Decision: what is public stands in the stub beside this file, once, where type checkers and editors read it as well. A
-name is imported when it is first used, so importing this costs nothing, and no torch before it is needed.
+Decision: the public names are listed once, in the stub beside this file, where type checkers and editors read them too.
+A name is imported when it is first used. So importing this package costs nothing, and torch is imported only when it is
+needed.
 """
 
 from functools import cache

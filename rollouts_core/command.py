@@ -1,7 +1,7 @@
 """The start of the `rollouts` command: checks that what it needs is installed before it imports it.
 
-Decision: it stands in this package, whose name is nobody else's. `flows`, `tasks`, `infra` and `configs` may be another
-distribution's in the same environment, and would be imported in place of ours.
+Decision: the command is in this package because its name is unique. `flows`, `tasks`, `infra` and `configs` may also be
+packages of another distribution in the same environment, and would be imported instead of ours.
 """
 
 import sys

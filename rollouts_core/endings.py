@@ -4,8 +4,8 @@ Decision: an ending is noted before the thing begins, and removed after the thin
 SIGTERM, a timeout) may come at any line. If the ending were noted after the start, an interrupt in between would leave
 something running that nobody knows of.
 
-Decision: an ending may be called twice. An interrupt while things are ended leaves the rest noted, and the next owner
-outwards ends the rest.
+Decision: an ending may be called twice. If an interrupt comes while things are ended, the rest stays noted, and the
+next outer owner ends it.
 """
 
 import logging

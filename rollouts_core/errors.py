@@ -1,8 +1,7 @@
 """Named errors.
 
-Two families matter to whoever catches them. A `BadInput` is a person's to mend: retrying is pointless, so
-nothing retries it. Anything else may be a passing fault of a machine; `infra.jobs.stage_job` says which of those a
-retry mends.
+There are two families. A `BadInput` must be mended by a person, so it is never retried. All others may be passing
+faults of a machine; `infra.jobs.stage_job` says which of them a retry can help.
 """
 
 from collections.abc import Sequence

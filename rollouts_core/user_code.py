@@ -1,7 +1,7 @@
-"""Functions of a user's own, named in the config: 'package.module:function' or 'file.py:function'.
+"""Functions of users, named in the config: 'package.module:function' or 'file.py:function'.
 
-Decision: such a function enters keys through the digest of its source file, so that an edited one is a new experiment;
-naming the same function by another path is not.
+Decision: such a function enters keys with the digest of its source file. So an edited function is a new experiment, and
+the same function by another path is not.
 """
 
 import hashlib

@@ -1,11 +1,11 @@
 """The changes between two versions of a file of weights. The new file is made from the old one and the changes.
 
-Decision: an optimizer step is mostly smaller than the last bit of a bfloat16 weight. So most weights of two versions
-are the same, their XOR is mostly zeros, and zlib leaves a small part of it. The low bytes of the 16-bit words come
-first and the high bytes behind them: what changes are low bytes, and zlib finds more among its own kind.
+Decision: most updates of an optimizer step are smaller than the last bit of a bfloat16 weight. So most weights of two
+versions are the same, their XOR is mostly zeros, and zlib makes it small. The low bytes of the 16-bit words come first
+and the high bytes after them: changes are in low bytes, and zlib compresses similar bytes better.
 
-The standard library is enough: hosts that have nothing else take changes too. NumPy, where it is there, is several
-times faster. A file is treated in pieces of `PIECE` bytes.
+The standard library is enough: hosts that have nothing else use it too. NumPy is several times faster if it is there. A
+file is treated in pieces of `PIECE` bytes.
 """
 
 import zlib

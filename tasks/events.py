@@ -1,6 +1,6 @@
 """The events of a run, as values sent through the standard logger `rollouts.events`.
 
-Tasks say what happens and do not know who listens: Prefect gets log lines and progress artifacts, a terminal draws
+Tasks announce events and do not know who listens: Prefect gets log lines and progress artifacts, a terminal draws
 progress bars from the same events, a test collects them.
 """
 

@@ -1,8 +1,7 @@
 """The pages of a run while it goes on: its report, and the list of all runs.
 
-Decision: they are drawn from what the run announces, which comes from its machine anyway. So they follow runs on other
-machines as well. Metrics that were announced stand in the results' own files, which the run's results replace at its
-end.
+Decision: they are drawn from the run's events, which come from its machine anyway. So they also follow runs on other
+machines. The metrics of events are in files of the results, which the run's own results replace at its end.
 """
 
 import logging

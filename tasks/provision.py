@@ -1,8 +1,8 @@
 """provision: a machine for the run, given back when the run ends.
 
-Decision: entering waits for the machine in a task, so that the queue is seen in the UI; leaving gives it back whatever
-has happened, a failed stage, a cancellation, a timeout. An orchestrator that is killed gives nothing back: leases lapse
-by themselves, and rented machines go down by themselves.
+Decision: entering waits for the machine in a task, so that the UI shows the queue. Leaving gives the machine back after
+every end: a failed stage, a cancellation, a timeout. An orchestrator that is killed gives nothing back: then leases
+lapse, and rented machines go down by themselves.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The artifacts of a run in Prefect's UI: the plan, each stage's metrics and curves, rollouts, the pages.
 
-Decision: these are Prefect artifacts made by the task that knows, and what they show is read from the stage's artifact
-or the run's results, never kept here. A stage that was cached shows nothing anew: the run that made it has shown it.
+Decision: the task that has the data makes the Prefect artifact, from the stage's artifact or the run's results, and
+nothing is stored here. A cached stage is not shown again: the run that made it has shown it.
 """
 
 import base64

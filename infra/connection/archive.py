@@ -1,7 +1,7 @@
 """The agent, as one archive of standard-library Python, and how it is started on a host.
 
-Decision: it is known by its content. A host keeps every version that some job there may be running, and what is there
-already is not sent again.
+Decision: an archive is named by its content. A host keeps each version that a job there may be running, and a version
+that is there is not sent again.
 """
 
 import base64

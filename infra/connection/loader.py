@@ -1,4 +1,4 @@
-"""The first words to a host: run there as `python -c`, it takes in what is sent along and hands over to it.
+"""The first program on a host: run there as `python -c`, it receives the archive that is sent along and starts it.
 
 Arguments: work directory, digest and size of the archive. It may meet an old Python 3, so it uses nothing new.
 """

@@ -1,11 +1,11 @@
-"""A command on a host through OpenSSH's own client, where it is installed: what moves much goes through it.
+"""A command on a host through OpenSSH's own client, if it is installed; large transfers use it.
 
-Decision: Python encrypts slower than OpenSSH, and on cores that the receiving side may need. So calls go through
-paramiko, which holds one connection open, and large streams through a process of `ssh` each. It is given the host keys
-and the private key that the inventory names, and reads no configuration of its own: what one of the two refuses, the
-other must refuse.
+Decision: Python encrypts slower than OpenSSH, and uses cores that the receiving side may need. So calls go through
+paramiko, which keeps one connection open, and large streams go through a process of `ssh` each. It gets the host keys
+and the private key of the inventory, and reads no configuration of its own: so both refuse the same hosts.
 
-The process ends with whoever opened it: its standard input closes, the command there ends, and so does it.
+The process ends with the process that opened it: its standard input closes, the command on the host ends, and then it
+ends.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
-"""A host that is spoken to: requests to its agent, over a connection that is made anew when it breaks.
+"""A host that is reached over SSH: requests to its agent, over a connection that is made again when it breaks.
 
-Decision: a call may be made twice, so a lost connection is nothing but a delay. A call is repeated until the host
-answers or `patience` is over; whoever would rather do something meanwhile asks with no patience and gets `Unreachable`.
+Decision: a call may be made twice, so a lost connection is only a delay. A call is repeated until the host answers or
+`patience` is over. A caller that has other work meanwhile uses no patience and gets `Unreachable`.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 Decision: a host key that is unknown or has changed is refused, and the error gives the one line that would accept the
 key that was shown. No agent is forwarded.
 
-Decision: what a person must mend (keys, names, rights) is a `BadInput`; what may pass by itself (a network that is
-away, a host that boots) is `Unreachable`. Only the second is tried again.
+Decision: errors that a person must mend (keys, names, rights) are `BadInput`; errors that may pass (a network that is
+away, a host that boots) are `Unreachable`. Only the second are retried.
 """
 
 import base64

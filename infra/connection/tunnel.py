@@ -1,8 +1,8 @@
 """A local port that leads to a port of a host's loopback, through SSH.
 
-Decision: servers on hosts listen on their loopback alone, so nobody but who may log in reaches them. The local port
-stays the same while connections come and go below it: each use opens a channel, over a new connection where the old one
-has died. A use that finds no way is closed at once, and the next one tries again.
+Decision: servers on hosts listen only on their loopback, so only users who may log in reach them. The local port stays
+the same while the connections below it come and go: each use opens a channel, over a new connection if the old one has
+died. A use that can't connect is closed at once, and the next one tries again.
 """
 
 import logging

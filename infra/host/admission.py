@@ -1,10 +1,10 @@
 """The keys of a run in `~/.ssh/authorized_keys` of an engine machine: good for one port, for an hour, for one job.
 
-Decision: the job that keeps the servers puts the line there itself and renews it while it lives. The line names the
-job's directory, so whoever looks next removes what a killed one has left; and what nobody removes has expired.
+Decision: the job that keeps the servers writes the line itself and renews it while it lives. The line names the job's
+directory, so that others can remove the line of a job that was killed. A line that nobody removes expires.
 
-Decision: where machines share one home, a key that several of their jobs let in may use the ports of all of them, since
-an SSH server looks at the first line of a key alone.
+Decision: if machines share one home, a key that several of their jobs admit may use the ports of all of them, since an
+SSH server reads only the first line of a key.
 
 The line lets its holder open connections to that port of the loopback, and run nothing. OpenSSH has no word against
 connections to Unix sockets beside them; they are made with the rights of the same user.

@@ -1,9 +1,9 @@
 """The list of Slurm allocations, and the states of their jobs. The files are described in `allocations`.
 
-Decision: whether a job runs is asked of Slurm and of the agent that keeps it, and not of a lock. Locks on a file system
-that nodes share may not be seen from the login node.
+Decision: Slurm and the agent that keeps a job say whether it runs, and not a lock. Locks on a file system that nodes
+share may not be seen from the login node.
 
-Decision: a job goes on for as long as its allocation does. While that waits for its turn again (preempted, at its time
+Decision: a job lasts as long as its allocation. While the allocation waits for its turn again (preempted, at its time
 limit, after a node's failure), the job counts as running, and its status says what it waits for.
 """
 

@@ -12,9 +12,9 @@ follows it starts it anew.
 Decision: before the time limit (`--signal`), jobs are asked to write a checkpoint and leave. When Slurm takes the nodes
 away at once, they go on from the checkpoint before. Both give the same bits.
 
-Decision: a node that Slurm has lost may run on, while its allocation begins again elsewhere. So each beginning writes
-down how often the allocation was queued again (`begun`). An agent that reads a higher number than its own ends its jobs
-and itself.
+Decision: a node that Slurm has lost may keep running while its allocation begins again elsewhere. So each beginning
+writes down how often the allocation was queued again (`begun`). An agent that reads a higher number than its own ends
+its jobs and itself.
 """
 
 import ctypes

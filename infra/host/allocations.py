@@ -1,4 +1,4 @@
-"""Slurm allocations, as the login node has them: what `gpu_leases` is on a host of one's own.
+"""Slurm allocations on the login node. They are for a cluster what `gpu_leases` are for a single host.
 
     <root>/<id>/allocation.json      the Slurm job's number, who asked for it, the jobs that it is for
     <root>/<id>/holders/<token>      touched by every run that uses it
@@ -8,14 +8,14 @@
     <root>/gone-<token>              a run that wants nothing any more
     <root>/failed-<token>            why the allocation of a run ended before it began
 
-Decision: a lease of GPUs is a Slurm job. Its script starts our agent on each of its nodes, and stages run below these
-agents: one after the other, so a run waits in the queue once and not for every stage. Slurm says who gets what, for how
-long, and ends all of it.
+Decision: a lease of GPUs is a Slurm job. Its script starts our agent on each of its nodes, and stages run as children
+of these agents, one after the other. So a run waits in the queue once and not for every stage. Slurm decides who gets
+what, for how long, and ends all of it.
 
 Nodes that are asked for with other options than the first are a component of their own: a heterogeneous job. Their
 numbers go on where those of the component before end.
 
-Decision: many jobs that are alike are a job array, and each element of it an allocation of its own, which keeps one job
+Decision: many similar jobs are a job array, and each element of it is an allocation of its own, which keeps one job
 from the start (`submit_array`). Nothing else is different: it may be preempted, queued again and followed as any other.
 """
 

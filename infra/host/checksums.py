@@ -1,8 +1,8 @@
 """The version and a checksum of the weights that each replica holds, as the servers report them. Standard
 library only.
 
-Decision: the checksum is taken of the tensors that a server computes with, by the server itself. Two engines give two
-checksums of the same weights, so only replicas of one pool are compared.
+Decision: the server itself computes the checksum, of the tensors that it computes with. Two engines give two checksums
+of the same weights, so only replicas of one pool are compared.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     <work>/runs/<run>.json   which artifacts a run needs: written before the run looks what is there
 
-Decision: a host knows which runs used it, whoever led them. What is kept is said by them, as in the store of an
-orchestrator, never by age. Runs are noted and artifacts removed under the same lock, so a run that begins is either
-seen, or finds that what was removed is gone and makes it again.
+Decision: a host knows which runs used it, from any orchestrator. They decide what is kept, as in the store of an
+orchestrator, never age. Runs are noted and artifacts removed under the same lock. So a run that begins is either seen,
+or finds that an artifact is gone and makes it again.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Servers that leave a machine because a person wants it back.
 
-Decision: first no request is sent to them any more, then those under way have `LEAVE_SECONDS` to end. What is left is
-ended with its tokens, where the engine has a word for that, and goes on elsewhere.
+Decision: first the servers get no new requests, then those under way have `LEAVE_SECONDS` to end. The rest is aborted
+with its tokens, if the engine can do that, and continues elsewhere.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Builds a host's Python environment: `environment DIRECTORY`, run as a job.
 
-Decision: it is built under another name in the directory where environments live and renamed when it imports what jobs
-import; its `environment.json` says what came in. What is there is therefore whole. Programs in its `bin` still name the
-old place, so everything is started as `bin/python -m ...`.
+Decision: an environment is built under another name in the directory of environments, and renamed when it imports what
+jobs import; its `environment.json` lists its packages. So an environment with its final name is complete. Programs in
+its `bin` still name the old place, so everything is started as `bin/python -m ...`.
 """
 
 import fcntl

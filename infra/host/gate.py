@@ -1,10 +1,10 @@
-"""The door of a machine whose servers a trainer on another machine uses: one port of the loopback, reached over SSH.
+"""The gate of a machine whose servers a trainer on another machine uses: one port of the loopback, reached over SSH.
 
 `admitted.pub` in the job's directory has the public keys of who may come through, a line each.
 
-Decision: servers get a new port with each start, and a key of SSH can be held to one port. So everything comes through
-one: what is said to a replica, questions about replicas, complaints, and new weights. Who connects says in one line of
-JSON what it wants:
+Decision: servers get a new port with each start, and a key of SSH can be restricted to one port. So everything goes
+through one port: requests to a replica, questions about replicas, complaints, and new weights. A client says in one
+line of JSON what it wants:
 
     {"to": NAME, "start": N}    the connection is the replica's, for as long as that start of it lives
     {"do": ...}                 answered by a line of JSON; more lines may follow

@@ -4,17 +4,17 @@
     <root>/<id>/holders/<token>   touched by every run that uses the lease; its content names the run
     <root>/gone-<token>           a run that wants nothing any more, whatever of its requests is still on its way
 
-Decision: a lease lives while one of its holders has been heard of within `HOLD_SECONDS`, by the host's own clock, or
-one of its jobs runs. An orchestrator that dies leaves the GPUs to its job, which is what uses them; with neither, they
-are free. Whoever looks removes what is dead; there is no service to keep alive.
+Decision: a lease is valid while one of its holders has been heard of within `HOLD_SECONDS`, by the host's own clock, or
+while one of its jobs runs. If an orchestrator dies, its job keeps the GPUs; with neither, they are free. Every look at
+the leases removes dead ones, so no service has to run.
 
-Decision: a holder that runs on the machine itself keeps the lock of its file, so that it need not say that it lives.
+Decision: a holder that runs on the machine itself keeps the lock of its file, so it needs no heartbeat.
 
 Decision: a run that wants a job which already runs joins the lease of that job. A retry whose predecessor was killed
 finds its GPUs at once, and never waits for itself.
 
-Decision: servers that are kept for whoever wants the same (`keeping`) are in nobody's way: who wants the GPUs for
-anything else has them seconds later.
+Decision: servers that are kept for a later run (`keeping`) are in nobody's way: a run that wants the GPUs for anything
+else has them seconds later.
 """
 
 import fcntl

@@ -1,6 +1,6 @@
 """Jobs as directories: started, looked at, ended, on the machine where they run.
 
-Everything about a job is in its directory (see `runner`), so whoever asks may be new to it.
+Everything about a job is in its directory (see `runner`), so any process can ask about it.
 
 Decision: a cancellation also stops a start that has not arrived yet. A process that is interrupted while it asks for
 a start can't know whether its request is still on the way. So every start says who asks for it, a cancellation writes

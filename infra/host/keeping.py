@@ -2,11 +2,11 @@
 
     <job>/kept.json   what they are good for (`label`, `key`), and until when
 
-Decision: what is kept is the same job, asked by nobody. Its lease has no holder any more. A run that wants such servers
+Decision: kept servers are the same job, which no run asks for. Its lease has no holder. A run that wants such servers
 joins the lease and takes the job over; a run that wants the GPUs for anything else ends it.
 
-Decision: such a job has a directory with a name of its own, and the run's name for it is a link to that. Who takes it
-over makes a link of his own, and removes the other: so the run before can't take the job for its own any more.
+Decision: such a job has a directory with a name of its own, and the run's name for it is a link to that. A run that
+takes the job over makes its own link and removes the other. So the run before can't use the job any more.
 """
 
 import json

@@ -2,14 +2,14 @@
 
     mounted DIRECTORY NODE   on a node: mount, then keep jobs in the allocation (see `allocation`)
 
-Decision: behind the mount, all is as on a cluster with a shared file system: checkpoints outlive an allocation, and the
-login node reads logs. It is slower, so `local_disk` and a store by URL help where much is read or written.
+Decision: with the mount, everything is as on a cluster with a shared file system: checkpoints outlive an allocation,
+and the login node reads logs. It is slower, so `local_disk` and a store by URL help where much is read or written.
 
 Decision: an agent mounts in a mount namespace of its own (`unshare`, which needs no rights). The mount is gone when the
 last process of the allocation is, however that ends, and two allocations on one node do not meet.
 
-Decision: the key is made on the login node for one allocation. It lets its holder read and write files there, so it
-comes over the standard input of a step, and is never on a node's disk: neither is the agent itself. Both lie in memory
+Decision: the key is made on the login node for one allocation. It allows reading and writing files there. So it is sent
+over the standard input of a step and is never on a node's disk, and neither is the agent itself. Both are in memory
 that ends with their process (`memfd_create`).
 """
 

@@ -1,6 +1,6 @@
 """Requests to the agent of an allocation on the same node, over a socket of the kernel's own name space.
 
-Nothing is left on a disk. Both sides ask the kernel whose process the other one is.
+Nothing is written to a disk. Both sides ask the kernel which user's process the other side is.
 """
 
 import json

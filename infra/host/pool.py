@@ -5,9 +5,10 @@
 of the loopback here, new with each start. A file in `restarts/` asks for a new start of one.
 
 Decision: a link is a process of OpenSSH's client that leads to one port of a machine's loopback (`gate` there). The key
-is made here, for this job, and never leaves. A link that breaks is made anew; its replicas are out until it stands.
+is made here, for this job, and never leaves it. A link that breaks is made again; until then its replicas can't be
+used.
 
-Decision: the pool belongs to the trainer, and knows nothing of who started it. An orchestrator may come and go.
+Decision: the pool belongs to the trainer and does not depend on the orchestrator, which may end and start again.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
     onward.json   in the job's directory: the machines that this one passes weights on to
 
-Decision: what comes is passed on while it comes, not behind it, so a tree of machines takes about as long as one link.
-The slowest below sets the pace. One that takes nothing any more is left out, and whoever sent it is told so.
+Decision: bytes are passed on while they come, not after them, so a tree of machines takes about as long as one link.
+The slowest machine below sets the pace. A machine that takes nothing any more is left out, and the sender is told so.
 """
 
 import asyncio

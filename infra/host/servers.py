@@ -3,15 +3,15 @@
 `spec.json` names the replicas' commands and the router's, with `{port}` where a port belongs. `servers.json` tells
 everybody on this machine which replicas answer, and where; a file in `restarts/` asks for a new start of one.
 
-Decision: a server gets a free port of the loopback for each of its starts, so its address says which start it is. One
-that ends, does not answer in time, or is complained about is killed with all its processes and started again; after
-`restarts` starts in a row that never came to answer, all of it ends, with that server's last lines.
+Decision: a server gets a free port of the loopback for each start, so its address says which start it is. A server that
+ends, does not answer in time, or is complained about is killed with all its processes and started again. After
+`restarts` starts in a row without an answer, the whole job ends, with that server's last lines.
 
 Decision: where the trainer is on another machine (`gate` in the spec), it comes through one port (see `gate`), with a
 key that this job lets in (see `admission`). A machine that is drained is left (see `draining`).
 
-Decision: a replica is asked something that its scheduler must answer, not its web server alone, and that it answers
-even while generation is paused for new weights.
+Decision: a probe of a replica needs an answer of its scheduler, and not only of its web server, and is answered even
+while generation is paused for new weights.
 """
 
 import asyncio

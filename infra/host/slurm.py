@@ -1,7 +1,7 @@
 """Slurm, spoken to by its own commands: submit, look, cancel, queue again.
 
-Decision: a Slurm that does not answer is not a job that has ended. What was known before goes on to hold, and whoever
-waits is told why (`Queue.away`).
+Decision: if Slurm does not answer, that does not mean that a job has ended. The last known state is kept, and those who
+wait are told why (`Queue.away`).
 
 Decision: all runs of one user on a login node share one look at the queue, kept in a file for `LOOK_SECONDS`. Slurm is
 asked no more often than that, however many jobs are followed.

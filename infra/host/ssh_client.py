@@ -1,7 +1,7 @@
-"""OpenSSH's client as everything here calls it.
+"""The command line of OpenSSH's client, for all uses here.
 
-Decision: it reads no configuration and knows no host key but those it is given, so that what it refuses does not depend
-on who runs it.
+Decision: it reads no configuration and knows only the host keys that it is given, so what it refuses does not depend on
+the user who runs it.
 """
 
 from collections.abc import Mapping

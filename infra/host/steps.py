@@ -1,6 +1,6 @@
 """Work on a node of a Slurm allocation, asked for on the login node. Each is a step of the allocation.
 
-Decision: a request goes over the standard input of the step, so that nothing in it is written down.
+Decision: a request goes over the standard input of the step, so that nothing of it is written to a disk.
 """
 
 import json

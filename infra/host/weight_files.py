@@ -3,11 +3,11 @@
     <memory>/arriving-<version>/<file>   whole files; what is half there begins with a dot
     <memory>/version-<version>/          all of a version, for replicas to load
 
-Decision: a file counts once it is whole and its digest is the sender's. A transfer that breaks off goes on with the
-files that are not there yet.
+Decision: a file counts when it is complete and its digest is the sender's. A transfer that broke off continues with the
+files that are missing.
 
-Decision: a file of the version before goes when its successor has come, and not before: what comes may be its changes
-alone (`weight_changes`). So there is never more than one file of two versions.
+Decision: a file of the version before is removed when its successor has come, since the successor may come as changes
+(`weight_changes`). So never more than one file is there in two versions.
 """
 
 import hashlib

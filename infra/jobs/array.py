@@ -1,7 +1,7 @@
-"""Stages that are many and alike, made by one job array of a Slurm cluster: each is a job, on whichever node is free.
+"""Many similar stages, made by one job array of a Slurm cluster: each is a job, on any free node.
 
-Decision: Slurm is asked once, and says who runs when. The jobs are ordinary ones: whoever asks for the same stages
-again follows those that run, and submits what is missing.
+Decision: there is one submission, and Slurm decides which job runs when. The jobs are ordinary ones: if the same stages
+are asked for again, running jobs are followed and missing ones submitted.
 """
 
 import time

@@ -1,11 +1,12 @@
 """Training over several machines: the job that makes the stages on one, a job of ranks on each of the others.
 
-Decision: a group is as many jobs as machines. Nothing new watches over them: each has its runner, ranks end when their
-connection to rank 0 does, and whoever follows the first job looks after the others and ends all when one is gone.
+Decision: a group has a job on each machine. Nothing new watches over them: each has its runner, ranks end when their
+connection to rank 0 does, and the process that follows the first job also watches the others and ends all when one is
+gone.
 
-The ranks meet on a port of the first machine that the others reach by its `address`, and talk to each other over that
-network. It is the one thing that does not stay on a loopback: it carries no secret, and belongs on a network of the
-machines' own.
+The ranks meet on a port of the first machine, which the others reach by its `address`, and use that network for their
+messages. It is the only traffic that does not stay on a loopback: it carries no secret, and belongs on a private
+network of the machines.
 """
 
 import secrets

@@ -1,7 +1,7 @@
 """This machine.
 
-Decision: its GPUs are leased among the runs of one user, whatever their stores, by the records that hosts keep
-(`infra.host.gpu_leases`). Without GPUs nothing is leased: whoever uses the machine sees who else does.
+Decision: its GPUs are leased among the runs of one user, with any store, by the same records as on hosts
+(`infra.host.gpu_leases`). Without GPUs nothing is leased.
 """
 
 import os

@@ -4,10 +4,10 @@
     JobStatus      running, finished, lost, absent or unreachable
     Machine        start, watch, cancel; what it has, and what is sent to it
 
-Decision: a job is a directory on its machine. Whoever wants it reads files from an offset and asks whether its lock is
-held; nothing about a job lives in the orchestrator's memory, so an orchestrator may die and another one go on.
+Decision: a job is a directory on its machine. To follow it, one reads files from an offset and looks whether its lock
+is held. Nothing about a job is only in the orchestrator's memory, so an orchestrator may die and another continue.
 
-Decision: whoever waits for a machine says so to a person. What may take long (a queue for GPUs, sending data) is a
+Decision: waiting for a machine is shown to people. A call that may take long (a queue for GPUs, sending data) is a
 generator of lines, and a machine that does not answer is a status, not an exception.
 """
 

@@ -1,11 +1,11 @@
 """Machines rented through SkyPilot's command line, which lives in an environment of its own.
 
-Decision: SkyPilot is a program here, not a library: its dependencies and ours never meet, and its documented commands
-(`sky launch`, `sky exec`, `sky down`, `ssh CLUSTER`) are all that is relied on.
+Decision: SkyPilot is used as a program, not as a library, so its dependencies and ours never meet. Only documented
+commands are used (`sky launch`, `sky exec`, `sky down`, `ssh CLUSTER`).
 
-Decision: SkyPilot calls a machine idle when its queue is empty, and our jobs are not in its queue. So what is launched
-is a keeper: it ends when for `IDLE_MINUTES` nothing on the machine was wanted and no job ran. Then SkyPilot's own
-autostop takes the machine down, whatever has become of us.
+Decision: SkyPilot calls a machine idle when its queue is empty, and our jobs are not in its queue. So we launch a job
+that ends when nothing on the machine was wanted and no job ran for `IDLE_MINUTES`. Then SkyPilot's own autostop takes
+the machine down, even if the orchestrator is gone.
 
 Decision: the host key of a new machine is asked for through SkyPilot's own channel, and noted in a known-hosts file of
 ours. It is as trustworthy as that channel.

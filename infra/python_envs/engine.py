@@ -1,9 +1,9 @@
 """The Python environment of inference servers, which is built once on the machine that runs them.
 
-Decision: servers do not share the trainer's environment: their pins and its pins do not agree. On a host with GPUs it
-is the ordinary package with what that asks for. On one without, it is a complete list of pins, installed without asking
-for more (the packages' own metadata insist on CUDA's), with two small modules in the place of what only a GPU build
-has.
+Decision: servers do not share the trainer's environment, because the pins of the two do not agree. On a host with GPUs
+the engine's ordinary package and its dependencies are installed. Without GPUs it is a complete list of pins, installed
+without dependencies (the packages' metadata require CUDA's), with two small modules in the place of those that only a
+GPU build has.
 """
 
 import os

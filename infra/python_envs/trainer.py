@@ -1,11 +1,12 @@
-"""The environment that jobs run in, recorded as an artifact: interpreter, libraries, and that they import.
+"""The Python environment of jobs, recorded as an artifact: its interpreter, its libraries, and that they can be
+imported.
 
 Decision: a host's environment is made of the versions that are installed here, unless its table in the inventory names
 other pins: trainer and orchestrator then agree, and a run there gives the bits of a run here. Local builds (`+cpu`) are
 left out of the pins, so that a GPU host takes its own.
 
-Decision: on a host it is built once per pins, Python and platform, by a job like any other: it survives the
-orchestrator, two runs share it, and its log is followed.
+Decision: on a host, an environment is built once for its pins, Python and platform, by a job like any other. So the
+build survives the orchestrator, two runs share it, and its log can be followed.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Servers of a model beside the policy: on the run's machine or a pool of their own, for all of RL and evaluation.
 
-Decision: one job keeps them, whoever asks. It is named by the model and by the first job that asks it, so the same
-command finds it again. Every stage's job is told of it (`served` in its spec), and asks the replica with the fewest
-requests under way.
+Decision: one job keeps them for all stages. It is named by the model and by the first job that asks it, so the same
+command finds it again. The spec of every stage's job names it (`served`), and the stage asks the replica with the
+fewest requests under way.
 """
 
 from collections.abc import Iterator, Sequence

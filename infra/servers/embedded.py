@@ -3,9 +3,8 @@
 Those of the policy get its weights from the trainer (`serving.replica`); a model beside it has its own
 (`serving.beside`).
 
-They have no `abort`, so a machine that is drained lets its answers end or breaks them off. Those are then made again
-from their beginning: an answer that goes on with its tokens has the same tokens, but log-probabilities of other last
-bits.
+They have no `abort`. If a machine is drained, answers either end or are broken off, and those are made again from their
+beginning: an answer that continues with its tokens has the same tokens, but log-probabilities with other last bits.
 """
 
 from typing import Any

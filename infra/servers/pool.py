@@ -1,12 +1,13 @@
 """Servers on other machines than the trainer's: leased, started, connected with the trainer, and looked after.
 
-Decision: the trainer's machine and those of the servers need nobody between them. A job beside the trainer's keeps the
-connections (`infra.host.pool`), a job on each machine its servers and the one port they are reached by
-(`infra.host.servers`). Here it is said which machines belong together; when nobody says it any more, they go on.
+Decision: the trainer's machine and the servers' machines need no orchestrator between them. A job beside the trainer's
+keeps the connections (`infra.host.pool`); a job on each other machine keeps its servers and the one port through which
+they are reached (`infra.host.servers`). This module decides which machines belong together. If the orchestrator ends,
+they go on.
 
-Decision: a machine that joins and one that comes back are the same case. Each is brought as far as it can be now:
-leased, given an environment and a model without weights, its servers started, its address told. What fails is tried
-again later, and said once.
+Decision: a machine that joins and one that comes back are the same case. Each is prepared as far as possible: leased,
+given an environment and a model without weights, its servers started, its address told to the trainer. A step that
+fails is tried again later, and reported once.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The tree by which new weights reach machines: some get them from the trainer, the others from one another.
 
-Decision: up to `FANOUT` machines are sent to by the trainer. Of more, each passes on to at most as many others. So what
-leaves one machine does not grow with the pool, and the way to the last is as long as the logarithm of their number.
+Decision: the trainer sends to at most `FANOUT` machines. If there are more, each machine passes weights on to at most
+as many others. So the bytes that leave one machine do not grow with the pool, and the number of hops grows with the
+logarithm of the number of machines.
 """
 
 from collections.abc import Sequence

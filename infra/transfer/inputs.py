@@ -1,7 +1,7 @@
-"""Inputs from outside, as trees: where the files of a stage's externals lie on a host.
+"""Inputs from outside, as trees: the places of the files of a stage's externals on a host.
 
-Decision: they lie under their content, so the same file is sent once, and a host's job never reads what somebody has
-edited there.
+Decision: they are named by their content. So the same file is sent once, and a host's job never reads a file that
+somebody has edited there.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Files here as trees that a host takes: the library's code, wheels, inputs.
+"""Files of this machine as trees for a host: the library's code, wheels, inputs.
 
-Decision: a tree is known by its content, so a host that has it is sent nothing.
+Decision: a tree is named by its content. A host that has it is sent nothing.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,12 @@
-"""Trees of files, to and from a host: only what the other side lacks, in several streams, verified before it counts.
+"""Transfers of trees of files, to and from a host: only what the other side lacks, in several streams, verified before
+it counts.
 
-Decision: streams run through plain channels (`infra.host.trees` writes and reads them), large ones each on a connection
-of its own. SFTP waits for an answer to every piece, which costs half the speed. There are as many streams as the link's
-delay asks for; on a short link more than one only get in each other's way.
+Decision: streams go through plain channels (`infra.host.trees` writes and reads them), large ones each on its own
+connection. SFTP waits for an answer to every piece, which costs half the speed. The number of streams follows from the
+link's delay; on a short link more than one only slow each other down.
 
-Decision: a broken transfer is asked for anew, and then only what is still missing travels. It fails when it does not
-get on, not when it is interrupted.
+Decision: a broken transfer is started again, and sends only what is still missing. It fails if it makes no progress,
+not if it is interrupted.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The algorithms of reinforcement learning that a config can name, each with its own knobs and no others.
 
-Formulas and sources stand with the functions that compute them: `training/advantages.py` and `training/losses.py`;
-`training/algorithms.py` says which of them an algorithm is made of. Imports no torch: plans read these.
+Formulas and their sources are in `training/advantages.py` and `training/losses.py`; `training/algorithms.py` says which
+of them an algorithm uses. Imports no torch, because plans read this file.
 """
 
 from typing import Annotated, Literal

@@ -1,7 +1,7 @@
 """Configs from and to files: Python (`config = PipelineConfig(...)`) or JSON, with `--set` overrides on top.
 
-Decision: whatever the source, one message lists every problem. Problems found in plain data are set aside and the
-rest is looked at again, because a wrong type in one field would otherwise hide an impossible combination in another.
+Decision: one message lists every problem of a config. Problems in plain data are set aside and the rest is checked
+again. Otherwise a wrong type in one field would hide an impossible combination of others.
 """
 
 import copy

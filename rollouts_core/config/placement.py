@@ -1,11 +1,11 @@
 """The GPUs of ranks and of servers, among those that are leased on a machine.
 
-Decision: one pure function says it, for the config's checks and for the job of the servers. With as many GPUs as both
-need, ranks have the first and servers the next. With fewer, servers begin at the first as well, and give their memory
-away while the trainer works. Nothing else is ever shared.
+Decision: one pure function decides, for the checks of the config and for the job of the servers. If there are enough
+GPUs for both, ranks have the first and servers the next. If there are fewer, servers begin at the first as well, and
+release their memory while the trainer works. Nothing else is shared.
 
-Servers are on the machine of rank 0, each with GPUs that lie side by side. Those of other models than the policy have
-the last GPUs, and share them with nobody.
+Servers are on the machine of rank 0, each with adjacent GPUs. Servers of models beside the policy have the last GPUs,
+and share them with nobody.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
 """What configs and stage specs are made of: frozen, validated dataclasses.
 
-Decision: whether a field belongs to the identity of a result or only to its execution is said by the field's type.
-`Operational[int]` marks a field that cannot change a result (log intervals, time limits, where it runs); everything
-else is identity and enters stage keys. A reader of the class sees the line, the key's encoder reads the same line,
-and nobody has to keep a second list in step.
+Decision: the type of a field says whether it is part of a result's identity or only of its execution.
+`Operational[int]` marks a field that cannot change a result (log intervals, time limits, where it runs). All other
+fields are identity, and enter stage keys. A reader of the class and the encoder of keys read the same line, so there is
+no second list to keep up to date.
 
-Decision: a part validates on construction and lists all its problems at once. Inside `collect_problems()` a part with
-problems notes them and stands in with its valid fields, so that a config file with faults in several parts is told
-about all of them in one message instead of one per attempt.
+Decision: a part validates itself on construction and lists all its problems at once. Inside `collect_problems()`, a
+part with problems notes them and is replaced by one with its valid fields. So one message has the problems of all parts
+of a config.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,8 @@
 """How models write the calls of tools, and how what they wrote is read.
 
-Decision: the template decides. A call is rendered by it, and the way of writing that reads this back is the model's; a
-model whose way is not known is refused before anything starts. What cannot be read is a call nevertheless, a malformed
-one, which the model is told about.
+Decision: the model's chat template decides how calls are written, and calls are read in the same format. A model with
+an unknown format is refused before anything starts. A call that can't be read is a malformed call, and the model is
+told so.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Demonstrations and preferences as a training reads them: any row at any time, whatever memory there is.
 
-Decision: Parquet is read by groups of rows, and training asks for rows in random order. So data that are large are
-written once more, row behind row, beside the stage's partial work, and each row is read from there. Eight bytes a row
-stay in memory. Rows are read, not mapped: pages of a mapped file would count as the process's memory.
+Decision: Parquet is read by groups of rows, and training asks for rows in random order. So large data are written once
+more, one row after another, into the stage's partial work, and each row is read from there. Eight bytes a row stay in
+memory. Rows are read, not mapped: pages of a mapped file would count as the process's memory.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Rows as they stand in files: JSONL, Parquet and Arrow from a path or fsspec URL, and whatever `datasets` loads.
 
-Decision: rows are read one after another, never all at once, and parsed only where they are wanted: a part of a large
-file, or what a killed stage has not yet made, costs little more than its share.
+Decision: rows are read one after another, never all at once, and only the wanted rows are parsed. So a part of a large
+file, or the rest of a stage that was killed, costs little more than its share.
 """
 
 import hashlib

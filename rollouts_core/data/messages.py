@@ -1,7 +1,8 @@
 """Messages as people and data sets write them, the chat format of OpenAI and of transformers' templates, and back.
 
-Read generously: text as one string or as text blocks, arguments as an object or as JSON text, calls with or without
-`function` around them, `thinking` for `reasoning_content`. Null fields, of which columnar files are full, are absent.
+Several forms are accepted: text as a string or as text blocks, arguments as an object or as JSON text, calls with or
+without `function` around them, `thinking` for `reasoning_content`. Null fields, which columnar files are full of, count
+as absent.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Prompts as they lie in Parquet files, read when they are asked for.
 
-Decision: of all prompts only numbers are held: where each lies and how long it is, twelve bytes a row. What is read is
-a group of rows, and the latest of these groups are kept, up to CACHE_BYTES. So large data fit, and small data are read
-once.
+Decision: memory holds only numbers of each prompt: where it is and how long it is, twelve bytes a row. Prompts are read
+by groups of rows, and the latest groups are kept, up to CACHE_BYTES. So large data fit in memory, and small data are
+read once.
 """
 
 import json

@@ -1,13 +1,14 @@
 """Conversations as text, through the tokenizer's chat template, and what of the text is learnt.
 
-Decision: a template that marks what the assistant generates (`{% generation %}`) is believed. Otherwise each learnt
-turn is found from renderings: the conversation up to it, ready for it to begin, and with it. A turn belongs to the text
-of a later one only where that text holds it unchanged; a template that renders earlier turns differently once later
-ones follow (many drop reasoning) gives such a turn a text of its own, ending with it. So what is learnt always stands
-behind exactly what the model is given when it has to say it.
+Decision: if a template marks what the assistant generates (`{% generation %}`), its marks are used. Otherwise each
+learnt turn is found from two renderings: the conversation up to the turn, with the generation prompt, and the
+conversation with the turn. A turn is part of a later turn's text only if that text contains it unchanged. Many
+templates drop the reasoning of earlier turns; such a turn gets a text of its own that ends with it. So a learnt turn
+always follows exactly the text that the model is given when it generates the turn.
 
-Decision: a turn ends with its last special token: the whitespace that templates put behind it is never generated, since
-generation stops before. A template that leaves out what it was given (tools, calls, a turn) is refused by name.
+Decision: a turn ends with its last special token. The whitespace that templates add after it is never generated,
+because generation stops before it. A template that leaves out what it was given (tools, calls, a turn) is refused by
+name.
 """
 
 import json

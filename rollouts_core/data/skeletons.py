@@ -1,9 +1,9 @@
 """Templates that look at who speaks and never at what is said: rendered once for each shape of conversation.
 
-Decision: rendering is most of what a short conversation costs. Where a template's syntax tree shows that no condition,
-loop or assignment depends on contents (other than on whether there is one), conversations of the same roles differ in
-their contents alone. So one of stand-ins is rendered and its spans are found, and contents are put in for the others.
-A template that does anything else with contents is rendered for every conversation.
+Decision: most of the time for a short conversation is rendering. If a template's syntax tree shows that no condition,
+loop or assignment depends on contents (other than on whether there is one), then conversations with the same roles
+differ only in their contents. So the template renders one conversation of stand-ins, and the contents of other
+conversations are put in their places. Any other template renders every conversation.
 """
 
 import re

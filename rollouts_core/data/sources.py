@@ -1,9 +1,9 @@
 """Rows to learn from, checked one by one, whatever file they stand in.
 
-A row is a conversation, `messages` with a known `role` and a text `content` each, and perhaps `tools`; or plain text,
-`prompt` and `completion`, or `prompt` alone, or `text`. A preference has `chosen` and `rejected`, behind a `prompt` or
-beginning with it. Prompt and answers may be messages, too. Which it is, is seen row by row. Further columns become
-metadata, which rewards read. Problems name the file and the line, and are reported together.
+A row is one of these. A conversation: `messages` with a known `role` and a text `content` each, and perhaps `tools`.
+Plain text: `prompt` and `completion`, or `prompt` alone, or `text`. A preference: `chosen` and `rejected`, which follow
+a `prompt` or begin with it. Prompt and answers may be messages, too. Each row may have another form. Further columns
+become metadata, which rewards read. Problems name the file and the line, and are reported together.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Conversations as tokens that grow turn by turn, and the tokens of a turn as what it says.
 
-Decision: what an engine made is never encoded again. Behind its tokens comes what the template puts between them and
-the next turn, found as text behind the turn's end in the conversation rendered whole. Where the template renders what
-came before otherwise than the engine was given it (many drop the thoughts of earlier turns), nothing is guessed: the
-engine is given the conversation as it is rendered now, and the turns before stand by themselves.
+Decision: tokens that an engine generated are never encoded again. After them come the tokens that the template puts
+before the next turn. These are found in the text of the whole conversation, after the end of the turn. If the template
+now renders the earlier conversation differently from what the engine was given (many drop the thoughts of earlier
+turns), nothing is guessed: the engine gets the conversation as it is rendered now, and the earlier turns are a sequence
+of their own.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The agent loop: `run_agent(state, config)`, which asks the model, carries out its calls, and hears the environment.
 
-Decision: the loop makes events and nothing else; what they mean is `episode.apply`. It holds no state of its own, so
-whoever has a state can go on from it.
+Decision: the loop only makes events; `episode.apply` says how they change the state. The loop holds no state of its
+own, so an episode can continue from any state.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Environments of episodes: a protocol of four methods, and a way to make one from functions.
 
-Decision: an environment holds no state of an episode. What it knows of one stands in `AgentState.environment`, as JSON
-data, and changes by `changes` of results and replies; so one value serves any number of episodes at once, and any of
-them can be resumed elsewhere.
+Decision: an environment holds no state of an episode. Its part of an episode's state is `AgentState.environment`, as
+JSON data, which `changes` of results and replies change. So one environment serves any number of episodes at the same
+time, and each of them can be resumed elsewhere.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
-"""Shuts itself in, then runs Python code: `python -I guard.py LIMITS`, the code on standard input. See `sandbox.py`.
+"""Confines itself, then runs Python code: `python -I guard.py LIMITS`, with the code on standard input. See
+`sandbox.py`.
 
-Nothing but the standard library: it runs alone, in a process of its own.
+Standard library only: it runs alone, in a process of its own.
 
 Decision: locks of the kernel, none of which needs root. Namespaces: no network but an empty one, no process but its
 own, a disk of its own in memory. Landlock: nothing can be read but the interpreter and the system's libraries, nothing

@@ -1,7 +1,7 @@
-"""Python code of a model's, run in a process that can harm nobody: `run_python(code, limits)`.
+"""Runs Python code that a model wrote, in a process that can do no harm: `run_python(code, limits)`.
 
-What holds it is in `guard.py`. Where the kernel lacks it (Landlock of Linux 6.2 or later, user namespaces), nothing is
-run: `check_sandbox` says so before anything starts.
+`guard.py` has the restrictions. If the kernel lacks them (Landlock of Linux 6.2 or later, user namespaces), no code is
+run: `check_sandbox` reports this before anything starts.
 """
 
 import json

@@ -4,8 +4,9 @@
     def add(a: int, b: int) -> int:
         "The sum of two numbers."
 
-Decision: whatever goes wrong in a call is a result that the model sees. It may have written no JSON, the name of no
-tool, or arguments of the wrong kind; the tool may raise, or take too long. An episode goes on with all of these.
+Decision: every failure of a call is a result that the model sees. The model may have written invalid JSON, the name of
+a tool that does not exist, or arguments of the wrong type; the tool may raise, or take too long. The episode goes on in
+all these cases.
 """
 
 import inspect

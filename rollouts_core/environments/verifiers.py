@@ -4,9 +4,10 @@ their rubrics as rewards.
     environment = partial(verifiers_environment, "my-env")      # name it in the config: my_file.py:environment
     reward = verifiers_reward("my-env")                         # and this: my_file.py:reward
 
-Decision: verifiers keeps an episode in a dictionary of its own that changes. It travels with our state as something
-that a record shows as an empty object. Where it is lacking, in an episode gone on with from its record, or is of
-other turns, it is made anew by playing them again. So our rule holds, given an environment that plays the same.
+Decision: verifiers keeps an episode in a dictionary of its own that changes. This object is part of our state, and a
+record shows it as an empty object. If it is missing (in an episode that continues from its record) or belongs to other
+turns, it is made again by playing the turns again. So an episode can continue from any state, if the environment is
+deterministic.
 """
 
 import json

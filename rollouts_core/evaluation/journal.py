@@ -1,7 +1,7 @@
 """The answers and results of an evaluation, saved as they come.
 
-Decision: answers are kept before they are scored, and results once they are. Whoever goes on asks again for what is
-missing or has failed, and for nothing else.
+Decision: answers are saved before they are scored, and results once they are scored. An evaluation that continues asks
+only for what is missing or has failed.
 """
 
 import json

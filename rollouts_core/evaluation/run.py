@@ -1,7 +1,7 @@
 """Evaluation: rows in, a result for each sample out. `evaluate` for any endpoint, `evaluate_prompts` for any answerer.
 
-Decision: an answer that fails, or whose reward fails, is told by row and holds up no other. Nothing is estimated in its
-place: shares are of what was scored, and how many were not stands beside them.
+Decision: an answer that fails, or whose reward fails, is reported by row and stops no other. Nothing is estimated in
+its place: shares are shares of the scored answers, and the number of answers without a score is shown beside them.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """Statistics of scores: pass@k, intervals, and the comparison of two policies on the same prompts.
 
-Decision: prompts are what is drawn at random, not samples: several samples of a prompt are averaged first, and
-intervals and tests go over prompts. Otherwise ten samples of each of fifty prompts would look like five hundred.
+Decision: the random sample consists of prompts, not of answers. So the answers to a prompt are averaged first, and
+intervals and tests are over prompts. Otherwise ten answers to each of fifty prompts would count as five hundred.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
 """Removing what no kept run needs.
 
-Decision: what is kept is said by runs and pins, never by age or access times. An artifact is needed by a kept run when
-it stands in the run's plan, or when something that is needed was made from it. Kept are: live runs, pinned ones, and
-of each name the last N (all of them, unless a number is given). What is being made is never touched.
+Decision: runs and pins decide what is kept, never age or access times. An artifact is needed by a kept run if it is in
+the run's plan, or if something that is needed was made from it. Kept runs are: live runs, pinned runs, and the last N
+of each name (all of them, unless a number is given). Artifacts that are being made are never touched.
 
-Decision: before anything is removed, what is remembered of the store is thrown away, and all manifests are read. A dry
-run believes the memory.
+Decision: before anything is removed, the memory of the store is deleted and all manifests are read. A dry run uses the
+memory.
 
 Decision: a run that begins while things are removed waits (see `wait_for_gc`): it is recorded first and looks into the
 store afterwards, and `gc` reads the records when it holds its own lease. So one of the two always sees the other.

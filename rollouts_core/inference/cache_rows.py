@@ -3,8 +3,9 @@
 Decision: a request is a row, so that a decoding step reads rows as one slice, without gathering. What that wastes
 behind short requests is bounded: requests are admitted by tokens (see `torch_engine`).
 
-Decision: it grows. Rows times the longest context, taken at once, would be 30 GB for a model of 0.6B parameters and
-256 requests of 1,024 tokens. It grows layer by layer, so that the old and the new of one layer only are held together.
+Decision: the cache grows. If it had room for the longest context of all rows at once, it would take 30 GB for a model
+of 0.6B parameters and 256 requests of 1,024 tokens. It grows layer by layer, so that only one layer is held twice at a
+time.
 
 Legend: R rows, L columns, K key-value heads, D head size.
 """

@@ -1,7 +1,7 @@
 """Tensors on their way to a device.
 
-Decision: through pinned memory and without waiting. A plain copy to a GPU waits until all that the GPU was asked to do
-before is done.
+Decision: copies go through pinned memory and do not wait. A plain copy to a GPU waits until the GPU has done all its
+earlier work.
 """
 
 import torch

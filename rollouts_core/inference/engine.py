@@ -2,9 +2,9 @@
 
 Decision: text never crosses this boundary, so nothing is decoded and encoded again between engine and trainer.
 
-Decision: the protocol is asynchronous and knows one request at a time. Batching is the engine's business, and which
-answers are still wanted is the rollout manager's; between them there is a request, an answer, and a cancellation.
-A caller that stops waiting has aborted its request.
+Decision: the protocol is asynchronous, and a call is one request. The engine decides about batches, and the rollout
+manager decides which answers are still wanted. Between them are only a request, an answer, and a cancellation. A caller
+that stops waiting has aborted its request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""Which families of models are computed right here, as far as their configs say it.
+"""Families of models that can't be trained here, as far as their configs tell.
 
-Decision: nothing is listed that works. A model whose layers all attend, and take attention from transformers'
-interface, is computed as transformers computes it; docs/models.md has the families for which that was compared. Listed
-is what is known not to work, so that it is refused by name before anything is loaded. Imports no torch: plans ask.
+Decision: this is a list of what is known not to work, so that it is refused by name before anything is loaded. All
+other models whose layers attend, through transformers' attention interface, are computed as transformers computes them;
+docs/models.md lists the families for which that was compared. Imports no torch, because plans use this.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""A model's weights by the names of its files. transformers joins what lies apart there, experts mostly.
+"""A model's weights by the names in its files. transformers joins some weights that are separate there, mostly experts.
 
-Decision: transformers itself says how its weights become those of the files (`revert_weight_conversion`).
+Decision: the conversion is transformers' own (`revert_weight_conversion`).
 """
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping

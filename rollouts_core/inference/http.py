@@ -1,7 +1,7 @@
 """JSON over HTTP to servers on this host, with errors that say which server, what was asked, and what to expect.
 
-Decision: every call has a deadline of its own; none is tried again here, since only the caller knows what a second try
-would mean.
+Decision: every call has a deadline of its own. Nothing is retried here, since only the caller knows whether a retry is
+right.
 """
 
 import json

@@ -1,16 +1,17 @@
 """New weights for replicas on other machines: sent once to each machine, in buckets, while its replicas generate.
 
-Decision: a bucket is gathered once and sent to all machines at the same time, while the next one is gathered and the
-one before is answered. So no more than three are in this process's memory, and the slowest link sets the pace. A
-machine that takes nothing for a while is left behind; it catches up as a newcomer does, with the buckets that it lacks.
+Decision: a bucket is gathered once and sent to all machines at the same time, while the next bucket is gathered and the
+answers to the one before arrive. So at most three are in this process's memory, and the slowest link sets the pace. A
+machine that takes nothing for a while is left out. It catches up as a newcomer does, with the buckets that it lacks.
 
-Decision: where machines pass weights on to others (`reaches`), the trainer sends to the first of each tree alone. What
-all of a tree have already is not sent; what one of it lacks is sent to all of it.
+Decision: if machines pass weights on to others (`reaches`), the trainer sends only to the first machine of each tree. A
+bucket that all machines of a tree have is not sent; one that any of them lacks is sent to all.
 
-Decision: both ends compute each bucket's digest. What was damaged on its way is never loaded.
+Decision: both ends compute each bucket's digest. Damaged buckets are never loaded.
 
-Decision: of bfloat16 weights, what has changed is sent, where that is faster than all of it (`weight_changes`). Which
-is faster depends on the link, the step's size and the processors; so both are tried, and the last time of each counts.
+Decision: for bfloat16 weights, only the changes are sent if that is faster than sending everything (`weight_changes`).
+Which is faster depends on the link, the step's size and the processors. So both are tried, and the last time of each
+decides.
 """
 
 import hashlib

@@ -1,14 +1,14 @@
 """The replicas of an engine: which have the current weights, how others get them, and which one is asked.
 
-Decision: a replica takes part only while it is known to have the current weights. It is told apart by its address,
-which is new with each start; a newcomer is brought to the current version first and serves afterwards. Whoever cannot
-be brought there is taken out, and a new start of it is asked for.
+Decision: a replica takes part only while it is known to have the current weights. Its identity is its address, which is
+new with each start. A newcomer first gets the current version and serves afterwards. A replica that can't get it is
+taken out, and is asked to start again.
 
 Decision: new weights are brought to a replica's machine while it generates, and it is paused only to load them.
 
-Decision: without a router, a request goes where it will be answered first: by the requests under way there and by how
-fast that replica has been making tokens. A slow replica gets less by itself. The requests of a session (a group, an
-episode) follow its first one for as long as that replica serves, since it has their common prefix in its cache.
+Decision: without a router, a request goes to the replica that will probably answer first, by the requests under way
+there and by its recent speed. So a slow replica gets fewer. The requests of a session (a group, an episode) go to the
+replica of the first one while that serves, since it has their common prefix in its cache.
 """
 
 import statistics

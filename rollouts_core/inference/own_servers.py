@@ -1,7 +1,7 @@
-"""The embedded engine on other machines: servers of our own (`serving.replica`), spoken to as SGLang's are.
+"""The embedded engine on other machines, as servers of our own (`serving.replica`) that speak SGLang's protocol.
 
-A request tells them the whole seed and which tokens are the answer's. So an answer has the same bits wherever it is
-made, and the same tokens where it goes on elsewhere.
+A request has the whole seed and says which tokens are the answer's. So an answer has the same bits on every machine,
+and the same tokens if it continues elsewhere.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
 """Whether replicas that should have the same weights say the same.
 
-Decision: versions and digests say what a server was given, not what it computes with. So after each update every
-replica is asked for the likeliest token after a few fixed prompts. One whose log-probabilities are not the others' does
-not serve. Replicas of one engine differ by rounding; other weights differ by more. One replica alone has nobody to be
-compared with.
+Decision: versions and digests tell what a server was given, not what it computes with. So after each update every
+replica is asked for the likeliest token after a few fixed prompts. A replica whose log-probabilities differ from the
+others' does not serve. Replicas of one engine differ by rounding; other weights differ by more. A single replica has no
+other to be compared with.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""A published model's directory, looked at before anything is loaded: is it whole, and can it be trained?
+"""Checks of a published model's directory before anything is loaded: is it complete, and can it be trained?
 
-Decision: files alone are read, and of weights only their headers, so this costs milliseconds and needs no torch.
+Decision: only files are read, and only the headers of weights. So this takes milliseconds and needs no torch.
 """
 
 import json

@@ -3,9 +3,9 @@
 Decision: on a GPU a decoding step of a small model is some hundred kernels of a few microseconds each, which Python
 takes longer to launch than the GPU to run. A CUDA graph launches them all at once.
 
-Decision: rows and columns come in few sizes, so that a recording serves many steps; at most a quarter is padding. A
-shape is computed plainly when it is first seen, which lets libraries set themselves up, recorded at its second time and
-played from then on.
+Decision: rows and columns come in few sizes, so that a recording serves many steps; at most a quarter is padding. The
+first time, a shape is computed plainly, which lets libraries set themselves up. The second time it is recorded, and
+from then on the recording is played.
 
 Legend: B rows of a step, padding included, V vocabulary.
 """

@@ -1,7 +1,7 @@
 """The engine that a config names.
 
-Each kind of server has a file of its name here, whose `create` makes the engine, and one in `infra.servers`, which says
-how servers are installed and started.
+Each kind of server has a file of its name here, whose `create` makes the engine, and one in `infra.servers`, which
+installs and starts the servers.
 """
 
 import json

@@ -1,9 +1,10 @@
 """The choices of the routers in a mixture's layers: read, or prescribed.
 
-Decision: a router computes by its own class, so each family's rule stays its own. Where choices are prescribed (router
-replay, arXiv 2510.11370), `topk` gives these inside it, and the weights that follow are the family's own arithmetic.
+Decision: a router computes with its own class, so each family keeps its own rule. If choices are prescribed (router
+replay, arXiv 2510.11370), `topk` returns them inside the router, and the weights that follow are the family's own
+arithmetic.
 
-What is told and prescribed are rows of bytes (`told_experts.py`).
+Choices are read and prescribed as rows of bytes (`told_experts.py`).
 
 Legend: N tokens of a pass, K experts that each goes through, X experts of a layer, R bytes of a row.
 """

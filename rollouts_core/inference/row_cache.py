@@ -1,8 +1,8 @@
-"""Generation with any transformers model that speaks the Cache interface, for those `fused` does not know.
+"""Generation with any transformers model that has the Cache interface, for models that `fused` does not know.
 
-Decision: attention is ours, as in training, and the rest of the model its own. So windows, soft caps and sinks are
-computed by the same function there and here, and keys and values lie where `CacheRows` keeps them. A model whose layers
-do not hand a pass's keyword arguments on to their attention is refused.
+Decision: attention is ours, as in training; the rest is the model's own code. So the same function computes windows,
+soft caps and sinks in both, and keys and values are stored in `CacheRows`. A model is refused if its layers do not pass
+a pass's keyword arguments on to their attention.
 
 Legend: B rows of this forward pass, T new tokens, K key-value heads, D head size, L cached columns in use, V
 vocabulary.

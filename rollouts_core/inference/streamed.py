@@ -1,7 +1,7 @@
-"""An answer of SGLang's that comes in pieces, so that what was made of it outlives the server that made it.
+"""An answer of SGLang that comes in pieces, so that the pieces are kept if the server dies.
 
-Each event has the tokens since the one before (`--incremental-streaming-output`); only the last one says which weight
-version made which tokens. So what is kept of a broken answer is what had come before the weights were changed: its
+Each event has the tokens since the one before (`--incremental-streaming-output`). Only the last event says which weight
+version made which tokens. So of a broken answer the tokens are kept that came before the weights were changed: their
 version is known.
 """
 

@@ -1,4 +1,4 @@
-"""Rows and columns in whole tiles, so that a request's bits do not depend on its neighbours.
+"""Rows and columns in whole tiles, so that a request's bits do not depend on the other requests of its batch.
 
 Matrix products take another path when they have a handful of rows, and attention when its columns end off a vector.
 """

@@ -1,7 +1,7 @@
 """The experts that tokens went through, in the form of engines' answers and records: rows of bytes, in base64.
 
-Decision: choices travel as bytes, a row for each token: its experts of every layer, a byte each, two where a layer has
-256 experts or more. A row of only 0xFF is a token of which nobody told.
+Decision: choices are sent as bytes, a row for each token: the token's experts of every layer, a byte each, or two bytes
+if a layer has 256 experts or more. A row of only 0xFF is a token whose experts are not known.
 
 Imports no torch: records and agents read it.
 """

@@ -1,12 +1,12 @@
-"""The embedded engine's inside: torch in this process, with a key-value cache and continuous batching.
+"""The inner part of the embedded engine: torch in this process, with a key-value cache and continuous batching.
 
 A request waits until there is room for all its tokens, is prefilled together with the others admitted in the same turn,
 and from then on decodes one token per turn with everything that is running; its row is free again the moment it ends.
 Requests with one prompt, as a group's samples are, are prefilled once. It is what runs where there is neither GPU nor
 SGLang, and the reference the other engines are compared with.
 
-Decision: requests are admitted by tokens. Room is counted for the longest answer that each may give, so that none that
-has begun must give way to another and be read again, which would change its bits. Memory is taken as answers grow.
+Decision: requests are admitted by tokens. Each is counted with its longest possible answer. So no running request must
+give way to another and be prefilled again, which would change its bits. Memory is taken as answers grow.
 
 Decision: running requests occupy rows 0 to n-1; when one ends, the last row moves into its place.
 
@@ -14,7 +14,7 @@ Decision: a request's tokens and log-probabilities are the same bits whichever r
 kill the finished ones are kept and only the rest are generated again. So rows and columns come in whole tiles. On the
 CPU this needs MKL_CBWR=AUTO as well (see `stages.job`), without which MKL's results depend on where its operands lie.
 
-Decision: new weights make what was cached of running requests worthless, so they are read again before they go on.
+Decision: new weights make the cache of running requests invalid, so these are prefilled again before they go on.
 
 Legend: B requests of this forward pass, V vocabulary.
 """

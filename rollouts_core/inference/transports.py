@@ -5,11 +5,11 @@
     TensorTransport      the tensors themselves, shared within the host: CUDA's own handles, or shared memory
     BroadcastTransport   one broadcast a bucket over NCCL (gloo on the CPU), for replicas on other GPUs
 
-Decision: weights travel in buckets of up to 1 GiB, never a call for each parameter: with hundreds of small calls, what
-is waited for is HTTP (open-instruct: 120 s of calls for 0.5 s of NCCL).
+Decision: weights are sent in buckets of up to 1 GiB, never with a call for each parameter. With hundreds of small
+calls, HTTP takes most of the time (open-instruct: 120 s of calls for 0.5 s of NCCL).
 
-Decision: SGLang takes shared tensors pickled, and only so. What is pickled here is a list of names and torch's handles
-of shared tensors, written by us for our own server over the loopback; nothing pickled is ever read here.
+Decision: SGLang accepts shared tensors only as pickles. We pickle a list of names and torch's handles of shared
+tensors, for our own server over the loopback. Nothing pickled is ever read here.
 """
 
 import base64

@@ -1,16 +1,16 @@
 """A policy served by vLLM: one server or several, spoken to by OpenAI's completions with token ids.
 
-Decision: an update ends what is being generated and asks for the rest again, behind the tokens that are there. vLLM's
-completions do not say which weights made which token; so no request lives across an update, and each span has the
-version under which it was asked for. A request may reach the server behind the pause that should have ended it, and be
-answered under the new weights. So an answer that lived across an update without being ended by it is dropped, and asked
-for again.
+Decision: an update aborts the answers under way and asks for the rest of each, after the tokens that are there. vLLM's
+completions do not say which weights made which token. So no request is open during an update, and each span has the
+version under which it was asked for. A request may reach the server after the pause that should have aborted it, and be
+answered under the new weights. So an answer that was open during an update and was not aborted by it is dropped and
+asked for again.
 
-Several servers have no router before them: a request goes where its session went, else where the fewest are under way.
-Weights come by files alone. A server must run with VLLM_SERVER_DEV_MODE=1, which opens these calls, and with
---logprobs-mode processed_logprobs: otherwise log-probabilities are those before the temperature. With it, those of a
-request with a truncation are of what the truncation kept, which the trainer doesn't know; so configs that train refuse
-the two together.
+There is no router before several servers: a request goes to the server of its session, otherwise to the one with the
+fewest requests. Weights are sent only as files. A server must run with VLLM_SERVER_DEV_MODE=1, which opens these calls,
+and with --logprobs-mode processed_logprobs: otherwise log-probabilities are those before the temperature. With that
+option, the log-probabilities of a request with a truncation are over the tokens that the truncation kept, which the
+trainer doesn't know; so configs that train refuse the two together.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Data as a script has it: rows, a file, or a data set of `datasets`.
+"""Data of a script: rows, a file, or a data set of `datasets`.
 
 Rows are what the pipeline's files hold (see `data.sources`): conversations, prompts and completions, preferences.
 """

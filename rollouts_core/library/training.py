@@ -1,11 +1,11 @@
-"""A training under way: its steps one after another, and what is left when it is ended, or left in the middle.
+"""A training under way: its steps one after another, and its result when it ends or is left early.
 
-Decision: it is an iterator. Whoever takes its steps decides what happens between them, and may stop. Engine, threads
-and files are closed when it has ended, is closed, or nobody holds it any more. What an exception in a notebook's cell
-holds is let go when the next training begins.
+Decision: it is an iterator. The caller decides what happens between steps, and may stop. Engine, threads and files are
+closed when the training ends, is closed, or is garbage-collected. If an exception in a notebook's cell still holds a
+training, that is closed when the next training begins.
 
-Decision: with a directory it is resumable: the same call goes on behind the last checkpoint. Arguments that would give
-another result are refused there.
+Decision: with a directory it can be resumed: the same call continues after the last checkpoint. Arguments that would
+give another result are refused then.
 """
 
 import hashlib

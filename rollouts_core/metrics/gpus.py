@@ -1,9 +1,9 @@
-"""How busy the leased GPUs are, as their driver tells by NVML.
+"""How busy the leased GPUs are, as their driver reports it through NVML.
 
-Decision: nothing samples in the background. The driver keeps samples of its last seconds and counts the energy, so what
-is asked at the end of a step is about the whole step.
+Decision: nothing samples in the background. The driver keeps samples of the last seconds and counts the energy, so a
+question at the end of a step is about the whole step.
 
-What a GPU does not tell is left out: a MIG slice knows its memory and not its utilisation.
+Values that a GPU does not report are left out: a MIG slice reports its memory and not its utilisation.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A policy, pushed to the Hugging Face hub with its card.
 
-Decision: by huggingface_hub, which skips files that are there already, so pushing again after a retry costs nothing.
-The token is read from the environment alone: none that a login left on this machine is used unasked.
+Decision: huggingface_hub does it, which skips files that are there already, so pushing again after a retry costs
+nothing. The token is read only from the environment: one that an earlier login left on this machine is not used.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The run report: one self-contained HTML file, drawn from what lies in a run's results and nothing else.
+"""The run report: one self-contained HTML file, made only from the files of a run's results.
 
-Decision: the page holds its data and its charts' library (uPlot, shipped with us under its licence) and loads nothing.
-It is written from files alone, so that `rollouts report` can write it again, beside another run, long after.
+Decision: the page contains its data and the library of its charts (uPlot, shipped with us under its licence) and loads
+nothing. It is made from files, so `rollouts report` can write it again, beside another run, long after.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The rollout viewer: a directory of static files that opens from disk.
 
-Decision: a page opened from disk may not fetch files, but it may load scripts. So an index of all rollouts (what lists
-and filters need) is one script, and the rollouts themselves lie in scripts of a few each, loaded when they are looked
-at: ten thousand rollouts open as fast as a few. What such a script holds is compressed; browsers unpack gzip.
+Decision: a page opened from disk may not fetch files, but it may load scripts. So the index of all rollouts (for lists
+and filters) is one script, and the rollouts are in scripts of a few each, which are loaded when they are looked at: ten
+thousand rollouts open as fast as a few. The content of such a script is compressed; browsers unpack gzip.
 """
 
 import base64

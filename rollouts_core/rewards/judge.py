@@ -1,8 +1,8 @@
 """A model that grades answers, over an endpoint.
 
-Decision: what is graded is data, whatever it says. It stands between two lines that nobody who wrote it could know:
-they are drawn for each request. The judge is told that nothing between them is meant for it, and only an answer of the
-one form that it was asked for is a verdict.
+Decision: the text to grade is data, whatever it says. It is between two marks that its author can't know: they are
+drawn for each request. The judge is told that nothing between them is an instruction, and only an answer in the
+required form is a verdict.
 
 Decision: the same answer to the same question is judged once; verdicts are kept, in a file where one is named.
 """

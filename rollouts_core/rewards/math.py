@@ -1,7 +1,7 @@
 """Mathematical equivalence by math-verify: 1/2 is 0.5, and \\boxed{\\frac{1}{2}}.
 
-Decision: it is computed in processes of its own. What a model writes may keep a computer algebra system busy for ever,
-and a thread cannot be ended; a process can, and another takes its place.
+Decision: answers are compared in separate processes. Some texts keep a computer algebra system busy for ever, and a
+thread can't be ended. A process can, and another replaces it.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Samples to scored samples: every kind of reward, within a deadline, and a policy for those that fail.
 
-Decision: what a reward's failure means is the experiment's to say: `stop` ends the run with the row and the answer,
-`drop` takes the group out of the batch, `zero` gives nothing for the answer. Failures are counted, whatever they mean.
+Decision: the experiment decides what a failed reward means: `stop` ends the run with the row and the answer, `drop`
+takes the group out of the batch, `zero` gives the answer a reward of 0. Failures are counted in all cases.
 """
 
 import inspect

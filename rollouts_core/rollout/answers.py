@@ -1,7 +1,7 @@
 """The answer of a sample, from an engine that may fail.
 
-Decision: what may pass is tried again with growing pauses until the sample's deadline: a server that is started again
-takes minutes. Tokens that are there are kept and gone on with. What cannot pass fails this sample and no other.
+Decision: an error that may pass is retried with growing pauses until the sample's deadline: a server that starts again
+takes minutes. Tokens that are there are kept and continued. An error that can't pass fails only this sample.
 """
 
 import time

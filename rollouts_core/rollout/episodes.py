@@ -1,8 +1,8 @@
-"""Episodes of a policy under training: played turn by turn, gone on with after an abort, and made samples.
+"""Episodes of a policy in training: played turn by turn, continued after an abort, and made into samples.
 
-Decision: a sample is a sequence of tokens as the engine had them. Turns that continue one another are one sequence,
-with what was observed between them masked; a turn before which the conversation was rendered anew begins another. All
-sequences of an episode share its reward.
+Decision: a sample is a sequence of tokens as the engine had them. Turns that continue one another are one sequence, and
+observations between them are masked. A turn before which the conversation was rendered again begins another sequence.
+All sequences of an episode share its reward.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Filters of groups: functions of a group's scored samples that say whether to train on it.
 
-Decision: a filter decides about whole groups, before a batch is put together; what it refuses is replaced by other
-prompts and counted by the filter's name. A user's own is named by import path, like a reward.
+Decision: a filter decides about whole groups, before a batch is put together. A refused group is replaced by one of
+another prompt and counted by the filter's name. A user's own filter is named by import path, like a reward.
 """
 
 import statistics

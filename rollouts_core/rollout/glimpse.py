@@ -1,7 +1,7 @@
 """Some rollouts of a step as short text, to show while a run goes on.
 
-Decision: they travel with the metrics, which come from every machine anyway. A step of long answers shows its first
-only, so that the line stays short; the record, which comes with the results, has all that are kept.
+Decision: they are sent with the metrics, which come from every machine anyway. Only the beginning of long answers is
+shown, so that the line stays short; the record, which comes with the results, has everything that is kept.
 """
 
 import base64

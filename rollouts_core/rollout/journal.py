@@ -1,4 +1,5 @@
-"""The journal of finished rollouts: what a killed step had generated is trained on, not generated again.
+"""The journal of finished rollouts: after a kill, a step trains on the answers that it had generated, and generates
+only the rest.
 
 Decision: each answer is one appended line, written as it ends and before anything else is done with it. A line is
 whole or, where the process died in its midst, passed over. Lines live until a checkpoint covers their step; a step

@@ -1,4 +1,4 @@
-"""Batches as Parquet, one file a step: kept to be looked at, and to be trained on again without an engine.
+"""Batches as Parquet, one file a step: for inspection, and for training on them again without an engine.
 
 Decision: a row is a sample, with every number that training reads, so a kept run replayed gives the same losses.
 """

@@ -4,9 +4,9 @@ Decision: with one seed and one version of the weights a batch is the same whate
 honours seeds): groups are chosen in the order of issue, and the buffer stands behind the last one chosen. What was
 issued beyond it is ended and issued again for the next batch.
 
-Decision: with `max_staleness`, what is ended keeps its tokens and is gone on with in the next batch, and groups are
-chosen as they come, the best filled first. That is partial rollout (SLIME): long answers do not hold up a batch, and
-their first tokens are from older weights.
+Decision: with `max_staleness`, aborted answers keep their tokens and continue in the next batch, and groups are chosen
+as they come, the best filled first. This is partial rollout (SLIME): long answers do not hold up a batch, and their
+first tokens are from older weights.
 """
 
 import math

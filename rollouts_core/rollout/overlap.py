@@ -1,10 +1,12 @@
 """Batches that are generated while others are trained on: bounded off-policy rollouts.
 
-Decision: generation never stops; new weights come in between two tokens, and each token knows its version. What bounds
-staleness is how far generation may be ahead: groups under way and ready are never more than `max_staleness` batches.
-What is too old all the same, because it took longer than others, is dropped and counted, and its prompt issued again.
+Decision: generation never stops. New weights come between two tokens, and each token knows its version. Staleness is
+bounded by how far generation may be ahead: groups that are under way or ready are never more than `max_staleness`
+batches. A group that is still too old, because it took longer than others, is dropped and counted, and its prompt is
+issued again.
 
-Decision: of what is ready, the best filled groups are taken, the longest waiting first.
+Decision: of the groups that are ready, the best filled are taken first, and among equals those that have waited
+longest.
 """
 
 import math

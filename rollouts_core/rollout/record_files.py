@@ -1,10 +1,10 @@
 """The rollouts that a run keeps, in a directory: `rollouts.jsonl`, and before it `rollouts-00000.jsonl.xz` and so on.
 
-Decision: what is longer than PART_BYTES is compressed, and the file begun anew. So a short record is one file that any
-tool reads, and a long one takes about 5 bytes a token instead of 40. xz comes with Python, finds repetitions over a
-whole answer, and pandas and `datasets` know it by the file's name.
+Decision: a file longer than PART_BYTES is compressed, and a new one begun. So a short record is one file that any tool
+reads, and a long one takes about 5 bytes a token instead of 40. xz comes with Python, finds repetitions over a whole
+answer, and pandas and `datasets` know it by the file's name.
 
-Steps ascend through the files. Where a file stands there plain and compressed, the compressed one is whole.
+Steps ascend through the files. If a file is there both plain and compressed, the compressed one is complete.
 """
 
 import json

@@ -6,8 +6,8 @@ loop has a thread of its own. Where this process generates and then trains, the 
 it waits: each thread that computes has a pool of helpers, and two pools on the same cores take turns asleep (0.79 s a
 batch instead of 0.47; two cores, 64 samples of 32 tokens).
 
-Decision: a server that was started again needs the current weights, which only the trainer has, and which change while
-it works. So newcomers are given them when the trainer waits for a batch, or with the next version.
+Decision: a server that started again needs the current weights. Only the trainer has them, and they change while it
+works. So newcomers get them when the trainer waits for a batch, or with the next version.
 """
 
 import asyncio

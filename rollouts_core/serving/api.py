@@ -1,7 +1,7 @@
 """OpenAI's protocol over a talker: `/v1/models`, `/v1/chat/completions` with streaming and tools, `/v1/completions`.
 
-Decision: text is made of tokens here, by the model's own template, as in training: the engine behind sees token ids.
-Where a client hangs up, its request is aborted. Only names of this host are answered to, so that a page in a browser
+Decision: text becomes tokens here, with the model's own template, as in training: the engine gets token ids. If a
+client hangs up, its request is aborted. Only requests to names of this host are answered, so that a page in a browser
 can't reach the endpoint under a name of its own.
 """
 

@@ -1,7 +1,8 @@
 """Requests of OpenAI's protocol, read and checked.
 
-Decision: what would change an answer and is not done here is refused, not passed over: a client that sets a penalty and
-sees none would never know. What changes nothing (`user`, `metadata`, ...) is passed over, as OpenAI's servers do.
+Decision: an option that would change an answer and is not supported is refused, not ignored: a client that sets a
+penalty would never know that it has no effect. Options that change nothing (`user`, `metadata`, ...) are ignored, as
+OpenAI's servers do.
 """
 
 from collections.abc import Mapping, Sequence

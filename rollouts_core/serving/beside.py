@@ -4,7 +4,7 @@
     scores              a teacher's log-probabilities, as SGLang gives them: `/generate` with `return_logprob`
                         a reward model's scores: `/score`, conversations in, one number for each out
 
-Which of the two scores it gives follows from the model: a classifier is a reward model.
+The model decides which of the two scores it gives: a classifier is a reward model.
 """
 
 import argparse

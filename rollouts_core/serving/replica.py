@@ -1,10 +1,10 @@
 """The embedded engine as a server, for a trainer on another machine: `python -m rollouts_core.serving.replica ...`.
 
-Decision: it speaks the part of SGLang's protocol that the trainer uses, so the trainer's side is the same. Two things
-are added to a request, without which an answer would not have the bits that the trainer's own process gives it: the
-whole seed, and which of the tokens are the answer's (`inference.own_servers`).
+Decision: it speaks the part of SGLang's protocol that the trainer uses, so the trainer's side is the same. A request
+has two more fields, without which an answer would not have the bits that the trainer's own process gives it: the whole
+seed, and which of the tokens are the answer's (`inference.own_servers`).
 
-It has no weights until it is given some, and says so.
+It has no weights until the trainer gives it some, and says so.
 """
 
 import argparse

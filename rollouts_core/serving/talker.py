@@ -1,7 +1,7 @@
 """A policy ready to answer: its tokenizer, its engine, and its environment's tools.
 
 Decision: a conversation holds its own tokens (`AgentState.sampled`), and a talker holds none. So any number of
-conversations share one engine, and each turn goes on from exactly what was made before.
+conversations share one engine, and each turn continues exactly the tokens before it.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Direct preference optimization: the artifact is `policy/`, a Hugging Face model directory, and `metrics.jsonl`.
 
-Partial work holds the reference's log-probabilities beside the checkpoints: a policy that has begun to learn can no
-longer tell them.
+Partial work has the reference's log-probabilities beside the checkpoints: a policy that has begun to learn can no
+longer compute them.
 """
 
 from rollouts_core.data.example_rows import PreferenceRows

@@ -1,8 +1,9 @@
 """Estimates of a plan: memory, tokens and time of each stage, before anything is leased.
 
-Decision: memory is counted, part by part, so that a config that doesn't fit can be told which field to change. Time is
-not: it is taken from earlier artifacts of the same kind that this machine, or a GPU, made, in proportion to the work.
-Where there are none, a CPU's is taken from how fast it multiplies, and a GPU's is not known.
+Decision: memory is counted part by part, so that the message of a config that doesn't fit can name the field to change.
+Time is not counted: it is taken from earlier artifacts of the same kind that this machine, or a GPU, made, in
+proportion to the work. Without such artifacts, a CPU's time is estimated from its speed of matrix products, and a GPU's
+is not known.
 """
 
 import platform

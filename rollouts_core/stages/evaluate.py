@@ -1,6 +1,6 @@
 """Held-out accuracy of one policy: the artifact is `accuracy.json`, `samples.jsonl` and `samples.parquet`.
 
-What was answered and scored before a kill, or a failure, is not asked for again.
+Answers and scores from before a kill or a failure are kept, and not asked for again.
 """
 
 import json

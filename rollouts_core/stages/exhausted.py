@@ -1,7 +1,7 @@
 """The message when a stage's device has no memory left: what uses it, and what to change.
 
-Decision: what holds memory is counted, as `rollouts plan --estimate` counts it. Who ran out of memory can't be asked
-any more.
+Decision: the use of memory is counted, as `rollouts plan --estimate` counts it, because a process that ran out of
+memory can't be asked any more.
 """
 
 import sys

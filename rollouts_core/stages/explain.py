@@ -1,9 +1,10 @@
 """Explanations: why a stage will run, or whether its cached artifact was made by other code.
 
 Decision: a stage that is not in the store is compared, field by field, with the artifact of its kind that differs from
-it least, its own run's artifacts apart. What differs is why it runs: a field of the config, an input, a file or
-revision from outside, the stage's version. A stage that is made from another of its run, which is to run, follows it. A
-stage that is in the store is compared with the code of today: it is used all the same, and said.
+it least, apart from the artifacts of its own run. The differences are why it runs: a field of the config, an input, a
+file or revision from outside, the stage's version. If one of its inputs will be made by this run, that is the reason. A
+stage that is in the store is compared with the code of today: the artifact is used even if the code has changed, and
+the explanation says so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

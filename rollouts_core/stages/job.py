@@ -1,8 +1,8 @@
 """The process that makes stages: `python -m rollouts_core.stages.job JOB_DIRECTORY`.
 
-`spec.json` there names the stages, in order, the store and the device. Artifacts already in the store are passed
-over. Stages share the process, so an RL run stays warm from segment to segment. The exit status says what a retry
-could mend; `failure.json` says the same to people.
+`spec.json` in that directory names the stages, in order, the store and the device. Artifacts that are in the store are
+skipped. Stages share the process, so an RL run stays warm from segment to segment. The exit status says whether a retry
+can help; `failure.json` has the message.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """The peak memory of a stage's process in parts, so that the message of a config that doesn't fit says what to change.
 
-Counted, not measured: what is there at once when the largest pass is computed. Answers count as long as they may be.
+The numbers are counted, not measured: everything that is in memory when the largest pass is computed. Answers count
+with their longest length.
 """
 
 from collections.abc import Mapping

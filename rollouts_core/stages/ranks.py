@@ -1,4 +1,4 @@
-"""A job of several ranks: who starts them, and what those do that are not rank 0.
+"""A job of several ranks: how they are started, and the work of those that are not rank 0.
 
 Decision: torchrun's agent runs in the job's own process and starts the ranks as further copies of the job. It ends all
 when one dies, and this process then says which one it was. The ranks die with it, as it dies with its runner.

@@ -1,7 +1,7 @@
-"""A run's RL again, from what it kept: trained without an engine, or generated without training.
+"""Replays of a run's RL, from what it kept: training without an engine, or generation without training.
 
-Decision: a replay is made of the parts of the RL stage itself, with another source of batches, so it cannot drift from
-it. It publishes nothing.
+Decision: a replay uses the parts of the RL stage itself, with another source of batches, so it cannot drift from that.
+It publishes nothing.
 """
 
 import json

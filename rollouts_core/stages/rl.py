@@ -3,8 +3,8 @@
 The artifact holds `policy/` (a Hugging Face model directory), `state/` (all that the next segment needs to go on
 exactly), `metrics.jsonl` and `rollouts.jsonl` (some samples of every step; see `rollout.record_files`).
 
-Where the segment begins: at its own last checkpoint; or warm, where this process made the segment before; or at the
-state of the artifact before. All three give the same bits.
+The segment begins at its own last checkpoint; or warm, if this process made the segment before; or at the state of the
+artifact before. All three give the same bits.
 """
 
 import shutil

@@ -1,11 +1,11 @@
 """Data to Parquet, and the tokenizer that made it: `tokenizer/`, `demonstrations/*.parquet`, `prompts/*.parquet`, ...
 
-Decision: a source is tokenized in shards of a fixed number of rows, read one after another and never all at once. A
-shard is written under another name and renamed when it is whole; a killed stage goes on with the shards that lack.
+Decision: a source is tokenized in shards of a fixed number of rows, which are read one after another. A shard is
+written under another name and renamed when it is complete; a stage that was killed makes only the missing shards.
 
-Decision: the shards may be made by several processes. Each such part is a stage of its own, with its own artifact, and
-so is the tokenizer that they share; this stage takes what it finds of them and makes the rest. So its artifact is the
-same however many parts there were, and nothing depends on them but time.
+Decision: several processes may make the shards. Each such part is a stage of its own, with its own artifact, and so is
+the tokenizer that they share. This stage takes the parts that it finds and makes the rest. So its artifact is the same
+for any number of parts; only the time depends on them.
 """
 
 import shutil

@@ -1,7 +1,7 @@
-"""How many tokens a stage puts through its model, and so how much work it is.
+"""The number of tokens that a stage puts through its model, and so its amount of work.
 
-Work is the weights' bytes times the tokens that go through them. A stage's process tells it with its artifact, and
-later estimates take their time from there.
+Work is the weights' bytes times the tokens that go through them. A stage saves it with its artifact, and later
+estimates of time use it.
 """
 
 from collections.abc import Mapping

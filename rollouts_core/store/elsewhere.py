@@ -1,7 +1,7 @@
 """Artifacts on other machines: the manifests of those that were seen there, kept here.
 
-Decision: it is a memory, not a truth. A plan and a comparison may use it; whether an artifact is there, its machine
-says when it is asked.
+Decision: this is a memory and may be out of date. A plan and a comparison may use it. Whether an artifact is there is
+asked of the machine.
 """
 
 import os

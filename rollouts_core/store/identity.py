@@ -1,11 +1,11 @@
-"""Who an input from outside is: local files by content, remote objects by their store's checksum, hub models and data
-sets by commit.
+"""The identity of an input from outside: local files by content, remote objects by their store's checksum, hub models
+and data sets by commit.
 
-Decision: what cannot be identified is an error that says how to pin it, never a guess; a name alone ("main") means
-something else tomorrow.
+Decision: an input that can't be identified is an error that says how to pin it, never a guess: a name alone ("main")
+means something else tomorrow.
 
-Decision: whoever uses an input compares it once more with what the plan identified, before and after. A file that was
-edited in between would otherwise stand under the key of another.
+Decision: a stage compares its inputs with what the plan identified, before and after it reads them. Otherwise the
+result of a file that was edited in between would be stored under the key of another.
 """
 
 import os

@@ -1,9 +1,9 @@
 """The index of artifacts: it answers questions without reading all manifests.
 
-Decision: it is brought up to date by names (see `remembered`), so a question costs what was made since the last one,
-and a comparison of rows. Whether one artifact is there and whole is never asked here; the store says that.
+Decision: the index is updated by names (see `remembered`). So a question costs what was made since the last one, and a
+comparison of rows. Whether an artifact is there and complete is never asked here; the store says that.
 
-Decision: what identifies an artifact is kept as one number for each feature: a field of its spec, an input, an identity
+Decision: each feature of an artifact's identity is stored as one number: a field of its spec, an input, an identity
 from outside, its version. So the artifact that differs least from a stage is found by comparing rows of numbers.
 
 Legend: A artifacts of a kind, F features that any of them has.

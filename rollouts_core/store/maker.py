@@ -1,7 +1,7 @@
-"""Making an artifact: the right to, the places for it, and what is cleared away afterwards.
+"""Making an artifact: the lease for it, its directories, and the clean-up afterwards.
 
-Decision: partial work belongs to the lease's generation, by its directory's name. Whoever takes over renames it to its
-own; the former maker, should it wake up, no longer finds the places it wrote to.
+Decision: the name of a directory of partial work has the generation of the lease. A process that takes over the lease
+renames the directory; if the former maker wakes up, it no longer finds the directory that it wrote to.
 """
 
 import shutil

@@ -1,8 +1,8 @@
 """A SQLite file in the home that remembers what was read, so that costs do not grow with the number of artifacts.
 
-Decision: it is a memory, not a truth. Whoever asks it first compares names and stamps with what is there now, reads
-what is new and drops what is gone. It may be deleted at any time. A file that is damaged, or of another version, is
-made anew; where none can be written, it is made in memory.
+Decision: this is a memory and may be out of date. Each use first compares names and stamps with what is there now,
+reads what is new and drops what is gone. The file may be deleted at any time. A file that is damaged, or of another
+version, is made again; if none can be written, it is made in memory.
 """
 
 import os

@@ -11,9 +11,9 @@ Decision: an object store has no rename, so the manifest is the commit: one excl
 content, so two makers can't mix their files, an interrupted upload goes on with the parts that are missing, and a part
 that is there is whole (an object appears when its upload is complete; its size is compared all the same).
 
-Decision: what is new is found in the journal, a folder a day, since listing all artifacts takes a request for each
-thousand. Whoever writes it may be killed before, so everything is listed again now and then. Nothing but explanations
-depends on it.
+Decision: new artifacts are found in the journal, which has a folder for each day, since listing all artifacts takes a
+request for each thousand. A process may be killed before it writes to the journal, so everything is listed again now
+and then. Only explanations depend on it.
 
 Decision: an artifact is published in the local directory first. Killed during the upload, the next attempt finds it
 there and goes on uploading; nothing is computed again.

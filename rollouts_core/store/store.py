@@ -1,10 +1,10 @@
-"""The store of artifacts, wherever it is.
+"""The store of artifacts, in a local directory or at a URL.
 
     Store         has, manifest, open, publish, discard, ...: the protocol
     open_store    a local directory, or an fsspec URL with a local directory beside it
 
-Decision: every store has a home, a local directory. Runs, jobs and partial work live there; with a remote store, also
-copies of the artifacts that were used here. What is in the store is said by the store alone, never by these copies.
+Decision: every store has a home, a local directory. Runs, jobs and partial work are there; with a remote store, also
+copies of the artifacts that were used here. Only the store itself says what is in it, never these copies.
 """
 
 from collections.abc import Collection, Iterable, Sequence

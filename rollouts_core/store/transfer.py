@@ -1,4 +1,4 @@
-"""Work on many files at once, and copies that are verified while they are made.
+"""Parallel work on many files, and copies that are verified while they are made.
 
 Decision: a large file is hashed in one thread while the kernel copies it in another (both leave the interpreter's
 lock); small files are handed out in batches, since a task each would cost more than the file.

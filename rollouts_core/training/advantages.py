@@ -1,7 +1,7 @@
 """Advantages: how much better than expected an answer, or a token of it, was.
 
-The first functions give one number per answer, from the rewards of the step and the group each answer belongs to; the
-last one numbers per token, from a critic. All in Python's own float64.
+The first functions give one number per answer, from the rewards of the step and the group of each answer. The last one
+gives numbers per token, from a critic. All compute in Python's own float64.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The parts of each algorithm: an advantage per token, a loss per token, and the aggregation of the losses.
 
-Decision: an algorithm is data, three functions of `advantages.py` and `losses.py` put together here and nowhere else.
-The loops, the backends and the engines know none of them.
+Decision: an algorithm is data: three functions of `advantages.py` and `losses.py`, put together only here. Loops,
+backends and engines don't know which algorithm they run.
 
 Deviations from the papers, for all: the sampling policy is the engine's unless a correction is asked for; one
 optimizer step per batch by default, so clipping is idle; the advantage's deviation is the unbiased one plus 1e-4.

@@ -1,4 +1,4 @@
-"""Whether a mixture's experts are used evenly: as metrics, and kept so as their family was trained.
+"""The balance of a mixture's experts: metrics of it, and the rule by which its family keeps it.
 
     auxiliary loss   X x sum over experts of (choices of it per token) x (its mean probability), a mean over layers
                      (Switch Transformers, arXiv 2101.03961, eq. 4), times `router_aux_loss_coef` of config.json

@@ -1,11 +1,12 @@
 """Models without weights, and the weights of a model from scratch, one after another.
 
-Decision: a rank that keeps a shard never holds the model. It makes the modules with their parameters on the meta
-device, and each weight is read, or drawn, alone.
+Decision: a rank that keeps a shard never holds the whole model. It makes the modules with their parameters on the meta
+device, and reads or draws one weight at a time.
 
-Decision: drawn weights are the bits that transformers draws for a whole model. The modules are made once with all its
-draws, each module real only while it draws; where the random numbers stood before each module is remembered, and there
-it is drawn once more for whoever asks. So a model is drawn twice, and a module at a time is held.
+Decision: drawn weights have the bits that transformers draws for a whole model. All modules are made once with their
+draws, each real only while it draws. The state of the random generator before each module is remembered, so that the
+module can be drawn again when its weights are asked for. So a model is drawn twice, and only one module is in memory at
+a time.
 """
 
 from collections.abc import Iterator

@@ -1,17 +1,17 @@
 """Training state on disk, without pickle: tensors as safetensors, the rest as JSON.
 
-Decision: one device writes one safetensors file, each rank one with its shards (`shard_files.py`), and each reads the
-blocks that it needs of any of them. So any number of ranks takes up what any other number left.
+Decision: a single device writes one safetensors file, each rank writes one with its shards (`shard_files.py`), and each
+reads the blocks that it needs from any of them. So a checkpoint can be loaded by another number of ranks.
 
-Decision: ranks on several hosts, which have no disk in common, send their shards to rank 0 while they train on. So a
-checkpoint is whole on one host: a host that is lost takes no part of it along, and any other hosts go on from it. A
-part on each host would be written faster, and be worth nothing without all others.
+Decision: ranks on several hosts without a common disk send their shards to rank 0 while they train. So a checkpoint is
+complete on one host: a lost host takes no part of it with it, and other hosts can continue from it. Writing a part on
+each host would be faster, but a part without all others is worth nothing.
 
-Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete, so one
-that was being written when its process died is never taken. What a reader finds under a checkpoint's name is whole.
+Decision: a checkpoint is a directory that is written under a temporary name and renamed when it is complete. So a
+directory with a checkpoint's name is always complete, even if a process died while it wrote one.
 
-Decision: training waits while its state is copied, not while it is written. One checkpoint is written at a time, by a
-thread that ends with its owner; what went wrong there is raised at the next.
+Decision: training waits while its state is copied, not while it is written. A thread that ends with its owner writes
+one checkpoint at a time. An error of the thread is raised at the next checkpoint.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Examples to the tensors of one pass.
 
-Decision: no padding. Sequences stand one behind the other; a prompt that several begin with stands there once, and
-the sequences behind it keep only what is their own.
+Decision: no padding. Sequences are one after another in a row. A prompt that several sequences share is there once, and
+each of these sequences adds only its own tokens.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """A row of packed tokens over several ranks: each computes a part of it, and the attention of all of it for some heads.
 
-Decision: tokens are exchanged for heads around attention (DeepSpeed-Ulysses, arXiv 2309.14509), so attention itself
-sees whole rows: packing, shared prompts and windows are what they are on one device.
+Decision: tokens are exchanged for heads around attention (DeepSpeed-Ulysses, arXiv 2309.14509). So attention sees whole
+rows, and packing, shared prompts and windows work as on one device.
 
 Legend: N tokens of the row, H heads, D head size, M learnt tokens.
 """

@@ -1,7 +1,7 @@
 """Direct preference optimization: pairs of answers in, a trained backend out. Everything it needs is passed in.
 
-Decision: there is no second model. The reference is the policy that training begins with, so its log-probabilities are
-taken once, by the backend itself, before the first step; whoever resumes takes up those that were kept.
+Decision: there is no second model. The reference is the policy that training begins with. Its log-probabilities are
+computed once, by the same backend, before the first step; a resumed training uses the saved ones.
 
 Decision: both answers of a pair are in one pass, and their prompt is computed once.
 """

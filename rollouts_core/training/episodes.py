@@ -1,7 +1,7 @@
-"""Samples by the episodes that they are of: what advantages and metrics go over.
+"""Samples grouped by episode, for advantages and metrics.
 
-Decision: an episode counts once, however many sequences it is trained in. Its sequences are put one behind the other
-for the advantages, and what comes out is cut into them again.
+Decision: an episode counts once, even if it is trained as several sequences. For the advantages its sequences are
+joined, and the result is cut into them again.
 """
 
 from collections.abc import Sequence

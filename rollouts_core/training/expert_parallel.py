@@ -1,11 +1,11 @@
-"""The experts of a mixture's layers, shared out over ranks: whole ones to each (GShard, arXiv 2006.16668).
+"""The experts of a mixture's layers, distributed among ranks: each rank has whole experts (GShard, arXiv 2006.16668).
 
 Decision: an expert's matrices stay whole, and a token goes through as many experts as on one device. Ranks that compute
-other passes send each other the tokens that chose their experts, and get back what came of them. Ranks that compute the
-same tokens (`tensor_parallel.py`) send nothing: each takes those that chose its experts, and outputs are summed.
+other passes send each other the tokens that chose their experts, and get back the outputs. Ranks that compute the same
+tokens (`tensor_parallel.py`) send nothing: each computes the tokens that chose its experts, and outputs are summed.
 
-Decision: outputs are put in the order of a token's choices before they are added up, so the sum is the same bits
-however experts are shared out, and on a GPU in every run.
+Decision: outputs are put in the order of a token's choices before they are added up. So the sum has the same bits for
+any distribution of the experts, and on a GPU in every run.
 
 Legend: N tokens, K experts that each chooses, P pairs of the two, E hidden size.
 """

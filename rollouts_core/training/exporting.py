@@ -1,6 +1,6 @@
 """A policy as a Hugging Face model directory, written weight by weight.
 
-Decision: a weight is gathered, written and forgotten, so a model that no rank can hold is still written.
+Decision: weights are gathered and written one at a time, so a model can be written that no rank can hold.
 """
 
 import json

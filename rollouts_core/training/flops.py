@@ -1,8 +1,8 @@
 """How many operations a model's own mathematics takes, and what share of a device's speed that is (PaLM, arXiv
 2204.02311, appendix B).
 
-Decision: what is computed again (activation checkpointing, logits) and padding do not count: the number says how much
-useful work is done.
+Decision: recomputation (activation checkpointing, logits) and padding do not count: the number is the amount of useful
+work.
 
 Legend: N tokens of the row, M learnt tokens.
 """

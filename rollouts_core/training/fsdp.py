@@ -1,8 +1,9 @@
 """Sharded training: FSDP2 over the ranks of a job, driven by rank 0.
 
 Decision: ranks share the work pass by pass. Rank 0 queues passes until each rank has one, or until a result is asked
-for; a rank without one computes an empty pass, for shards are gathered by all together. Gradients are summed, never
-averaged: every pass is already divided by what the whole optimizer step has, so the number of ranks changes nothing.
+for. A rank without a pass computes an empty one, since gathering shards needs all ranks. Gradients are summed, never
+averaged: each pass is already divided by the normalizer of the whole optimizer step, so the number of ranks changes
+nothing.
 
 """
 

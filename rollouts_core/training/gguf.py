@@ -1,9 +1,9 @@
-"""A model directory out of a GGUF file, for models that can be had in no other form.
+"""Makes a model directory from a GGUF file, for models that are available in no other form.
 
     python -m rollouts_core.training.gguf FILE PARENT       makes PARENT/<the file's name without .gguf>
 
-What the quantisation took away stays away: the weights are the file's, written out in float32. It needs the package
-`gguf`.
+Precision that the quantisation lost stays lost: the weights are those of the file, written in float32. It needs the
+package `gguf`.
 """
 
 import shutil

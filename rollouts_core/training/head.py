@@ -1,7 +1,8 @@
 """The head: log-probabilities and entropies of the learnt tokens from hidden states.
 
-Decision: the model's head runs only where a token is learnt, in chunks, and its logits are made again for the gradient:
-with a vocabulary of 150,000 they would be most of a pass's memory. So no more than one chunk of logits ever exists.
+Decision: the model's head runs only for learnt tokens, in chunks, and its logits are computed again for the gradient.
+With a vocabulary of 150,000 the logits of all tokens would take most of a pass's memory. So only one chunk of logits
+exists at a time.
 
 Legend: M learnt tokens, E hidden size, V vocabulary, C tokens of a chunk.
 """

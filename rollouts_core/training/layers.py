@@ -1,10 +1,10 @@
 """How a model's layers are trained: recomputed for the gradient, or compiled.
 
-Decision: "selective" keeps what attention gave and computes the rest of a layer again. Attention's cost grows with the
-square of a sequence's length, and what it gives only with the length.
+Decision: "selective" keeps the output of attention and recomputes the rest of a layer. The cost of attention grows with
+the square of a sequence's length, and the size of its output only with the length.
 
-Decision: of a layer only what stands beside attention is compiled: norms and the feed-forward part. They are the same
-for any number of tokens, so they are compiled once; packed attention is another for each pass.
+Decision: only the norms and the feed-forward part of a layer are compiled. They are the same for any number of tokens,
+so they are compiled once; packed attention differs in each pass.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Low-rank adapters through peft: added to the model in place, given out merged, exported as peft's own files.
+"""Low-rank adapters through peft: added to the model in place, given to engines merged, exported as peft's own files.
 
-Decision: engines get merged weights under the model's own names, so an adapter needs nothing of them; and a policy's
-artifact is a whole model, which any stage can go on from. The adapter alone lies beside it.
+Decision: engines get merged weights under the model's own names, so they need no support for adapters. A policy's
+artifact is a whole model, from which any stage can continue; the adapter is beside it.
 """
 
 from collections.abc import Iterator

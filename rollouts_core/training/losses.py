@@ -1,8 +1,8 @@
 """All losses, as pure functions of per-token streams. They don't depend on models, shapes of batches or devices.
 
-A policy loss gives one number per learnt token; `aggregate` makes them one number, dividing by what the whole optimizer
-step has, so that a step may be cut into passes and ranks in any way. In all of them rho = exp(logp - old logp) is the
-ratio of the trained policy to the one that sampled, and A the token's advantage.
+A policy loss gives one number per learnt token. `aggregate` makes one number of them, divided by a normalizer of the
+whole optimizer step, so that a step may be split into passes and ranks in any way. In all of them rho = exp(logp - old
+logp) is the ratio of the trained policy to the one that sampled, and A the token's advantage.
 
 Legend: M learnt tokens, sequence by sequence; S sequences; `sequence_M` names the sequence of each token.
 """

@@ -1,7 +1,8 @@
-"""Optimizers, and the float32 weights that they step in.
+"""Optimizers, and the float32 weights that they update.
 
-Decision: parameters in bfloat16 have a float32 copy, the master weights; gradients are added up there, the optimizer
-steps there, and the result is rounded back. In bfloat16 itself, steps of less than 1/256 of a weight would be lost.
+Decision: parameters in bfloat16 have a float32 copy, the master weights. Gradients are added up there, the optimizer
+updates them, and the result is rounded to bfloat16. In bfloat16 itself, updates of less than 1/256 of a weight would be
+lost.
 
 Decision: Muon takes the matrices inside the layers, AdamW the rest (embeddings, head, vectors), as its author advises
 (kellerjordan.github.io/posts/muon). Its updates are scaled to AdamW's size, so both share a learning rate

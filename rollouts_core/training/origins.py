@@ -1,7 +1,7 @@
 """The origin of a model's first weights: a whole model, or its weights one by one for ranks that keep parts of them.
 
-Decision: a directory that not every rank sees, on hosts that share no disk, is read by rank 0, one weight at a time. So
-are files that hold something else than blocks of the model's weights; those rank 0 loads whole, through transformers.
+Decision: rank 0 reads a directory that not every rank can read, on hosts without a common disk, one weight at a time.
+It also loads files whole, through transformers, if their tensors are not blocks of the model's weights.
 """
 
 import hashlib

@@ -1,12 +1,12 @@
-"""Attention over packed tokens: examples stand one behind the other in one row, and none sees another.
+"""Attention over packed tokens: examples are one after another in a row, and none sees another.
 
 Decision: a pass has no padding outside attention. Every operator that works token by token (most of a small model's
 time, and all of its matrix products) runs on exactly the tokens there are; only attention needs to know where an
 example begins. On CUDA in half precision that is `varlen_attn`; elsewhere the rows of attention are padded to others of
 like length, which costs little because attention over short rows is cheap.
 
-Decision: a prompt that several answers share stands in the row once. Its tokens are computed once, and each answer
-attends to it and to itself: exactly what the answer would see with a copy of its own.
+Decision: a prompt that several answers share is in the row once. Its tokens are computed once, and each answer attends
+to it and to itself, as it would with a copy of its own.
 
 Legend: N tokens of the row, H query heads, K key-value heads, D head size, R rows of a block, Q queries and L keys of
 each.

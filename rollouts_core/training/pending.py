@@ -1,7 +1,7 @@
-"""Metrics that stay on their device until they are asked for.
+"""Metrics that stay on their device until their values are needed.
 
-Decision: asking a GPU for a number waits until all that it was asked to do is done. So an optimizer step asks once, for
-the metrics of all its passes and for the gradient's norm.
+Decision: reading a number from a GPU waits until the GPU has done all its work. So an optimizer step reads once: the
+metrics of all its passes and the gradient's norm.
 """
 
 from collections.abc import Mapping, Sequence

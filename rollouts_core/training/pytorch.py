@@ -1,6 +1,6 @@
 """The single-device backend: a transformers model, an optimizer and a schedule on CPU or CUDA.
 
-It is also what each rank of a sharded backend does with its shard (`fsdp.py`).
+Each rank of a sharded backend uses it for its shard (`fsdp.py`).
 """
 
 import math

@@ -1,12 +1,13 @@
 """Several processes that train one policy: rank 0 runs the stage, the others follow its messages.
 
-Decision: one process decides. Loops, generation, rewards and checkpoints' places are rank 0's alone, the same code as
-on one device; the others hold shards and compute. So nothing can drift apart but the tensors, which torch keeps
-together.
+Decision: one process decides. Loops, generation, rewards and the places of checkpoints belong to rank 0 alone, with the
+same code as on one device. The others hold shards and compute. So nothing can drift apart but the tensors, which torch
+keeps together.
 
-Decision: what ranks tell each other is JSON and plain tensors over gloo, on loopback or the hosts of a job; no pickle.
+Decision: messages between ranks are JSON and plain tensors over gloo, on loopback or between the hosts of a job; no
+pickle.
 
-A rank that dies ends all: torchrun's agent, which started them, sees to it (`stages/ranks.py`).
+If a rank dies, torchrun's agent, which started the ranks, ends them all (`stages/ranks.py`).
 """
 
 import json

@@ -1,8 +1,8 @@
 """References: they score a step's tokens under another policy, the frozen one of a KL term or a teacher.
 
-Decision: a reference is a function of the step's sequences, so that a model in this process and a server behind an
-address are the same to the loop. A teacher's server is asked for log-probabilities of tokens, never for text: it must
-have the policy's tokenizer, and answers for other tokens are refused.
+Decision: a reference is a function of the step's sequences, so a model in this process and a server are the same for
+the loop. A teacher's server is asked for log-probabilities of tokens, never for text. It must have the policy's
+tokenizer, and answers about other tokens are refused.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,8 @@
-"""Preferences with what the reference says of them, which lies in a file: it is as large as the preferences are.
+"""Preferences with the reference's log-probabilities, in a file, since these are as many as the preferences' tokens.
 
 Decision: the reference scores some hundred pairs at a time, and its log-probabilities are appended to the file, in
-float32, as they were computed. So memory does not grow with the data. The file is there when all of them are.
+float32, as they were computed. So memory does not grow with the data. The file gets its name when all of them are in
+it.
 """
 
 import os

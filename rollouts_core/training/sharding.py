@@ -1,7 +1,7 @@
-"""A policy in shards (FSDP2): cut while it has no weights, then filled, weight by weight.
+"""A policy in shards (FSDP2): it is cut before it has weights, then filled, weight by weight.
 
-Decision: no rank ever holds the model. Its modules are made on the meta device, and each rank reads, or draws, what its
-shards need; see `origins.py`. Beside its shards a rank holds one weight at a time.
+Decision: no rank ever holds the whole model. Its modules are made on the meta device, and each rank reads or draws the
+weights of its shards; see `origins.py`. Besides its shards a rank holds one weight at a time.
 
 Parameters that are trained are float32 shards, and are gathered in the type of the computation; gradients are reduced
 in float32. Those of a frozen policy are kept in the type of the computation.

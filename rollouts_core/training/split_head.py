@@ -1,6 +1,6 @@
 """Log-probabilities over a vocabulary that ranks share: each has the logits of its tokens, and none has all.
 
-Decision: what is exchanged is four numbers a token (the largest logit, the sum of exponentials, the target's logit, for
+Decision: ranks exchange four numbers a token (the largest logit, the sum of exponentials, the target's logit, and for
 an entropy the mean logit) and, backward, the gradient of the hidden state. Logits are never gathered, and are computed
 in chunks as on one device.
 

@@ -1,7 +1,7 @@
 """The sequences to train on, from scored samples; and the minibatches and passes of a step.
 
-Decision: the trainer sees token streams and nothing else: tokens, which of them are learnt, and for each learnt one its
-advantage and the log-probabilities that belong to it. Which algorithm made them it does not know.
+Decision: the trainer sees only streams of tokens: the tokens, their loss mask, and for each learnt token its advantage
+and log-probabilities. It does not know which algorithm made them.
 """
 
 from collections.abc import Callable, Sequence

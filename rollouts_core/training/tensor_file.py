@@ -1,6 +1,7 @@
-"""Safetensors files written tensor by tensor, so that no more than one of them is held.
+"""Safetensors files written tensor by tensor, so that only one of them is in memory.
 
-Decision: room is left for a header, the tensors follow, and the header is written last: what they are is known then.
+Decision: the file begins with room for a header, the tensors follow, and the header is written last, when all names and
+shapes are known.
 """
 
 import json

@@ -1,16 +1,17 @@
 """A model whose layers are cut over ranks that compute each pass together (Megatron's tensor parallelism, arXiv
 1909.08053), by the plan that transformers has for its family.
 
-Decision: the cut weights are DTensors, which FSDP cuts once more and checkpoints know; what is computed with them is
-plain tensors, exchanged in the two places where a layer needs it. Weights that no plan names are whole on each rank.
+Decision: the cut weights are DTensors, which FSDP cuts once more and checkpoints know. Computation uses plain tensors,
+which are exchanged in the two places where a layer needs it. Weights that no plan names are whole on each rank.
 
-Decision: experts are not cut but shared out (`expert_parallel.py`).
+Decision: experts are not cut but distributed (`expert_parallel.py`).
 
     colwise    rows of a weight: each rank computes some of a layer's outputs
     rowwise    columns: each rank takes some of its inputs, and outputs are summed
     head, embeddings    a rank's rows of the vocabulary, where the ranks divide it
 
-Some plans gather a colwise layer's outputs and split a rowwise one's inputs again; what lies between is computed whole.
+Some plans gather a colwise layer's outputs and split a rowwise layer's inputs again; what is between them is computed
+whole.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Attention over rows of any length, by torch's kernel for CUDA in half precision.
 
-What differs between versions of torch stands here:
+Differences between versions of torch:
 
 - from 2.12 on, `enable_gqa=True` must say that query heads share key heads;
 - 2.11 has no such argument, and promises the kernel for as many key heads as query heads only, so they are repeated.

@@ -1,8 +1,8 @@
 """The places of a model's weights in its files, so that a block of a weight is read without the rest.
 
-Decision: transformers tells how its weights become those of the files (`revert_weight_conversion`), and is asked on the
-meta device: there each tensor of the files is a view of a weight, and the view's offset and strides say which block of
-the weight it is. So joined experts, and whatever else transformers joins, need nothing of their own here.
+Decision: transformers knows how its weights become those of the files (`revert_weight_conversion`), and is asked on the
+meta device. There each tensor of the files is a view of a weight, and the view's offset and strides say which block of
+the weight it is. So joined experts, and everything else that transformers joins, need no code of their own here.
 
 Legend: a block is one slice for each dimension of a weight, with a start and a stop.
 """

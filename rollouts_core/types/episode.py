@@ -5,7 +5,7 @@
     apply           (state, event) -> the next state
     Trajectory      the first state and the events; every state follows from these
 
-Decision: a state is a fold of events over the state before. Models, tools and clocks are outside: what they said is in
+Decision: a state follows from the state before and an event. Models, tools and clocks are outside: their results are in
 the events. So an episode can be resumed from any state, and replayed from its record, without asking anybody again.
 """
 

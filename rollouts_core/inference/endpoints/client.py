@@ -1,9 +1,10 @@
-"""Requests to a service: tried again where that may help, never more at once or dearer than was allowed.
+"""Requests to a service: retried if that may help, with limits of how many at the same time and of their costs.
 
-Decision: aiohttp, and no vendor's client: a request is one POST of JSON, and episodes by the hundred make thousands.
+Decision: aiohttp and no vendor's client. A request is one POST of JSON, and hundreds of episodes make thousands of
+them.
 
-Decision: one service, one gate. Where it says when to come back, no request of this client goes there before, since the
-next one would be told the same.
+Decision: if a service says when to come back, no request of this client goes there before, since the next one would get
+the same answer.
 """
 
 import random

@@ -1,7 +1,8 @@
-"""An engine of ours as an endpoint: conversations in, turns out, and between them tokens that are never encoded twice.
+"""An engine as an endpoint: conversations in, turns out. Tokens are never encoded twice.
 
-Decision: what an episode's engine was given and made stands in the episode's own state (`AgentState.sampled`), so this
-holds nothing: any state can be gone on from, with exactly the tokens that led there.
+Decision: the tokens that an episode's engine was given and generated are in the episode's own state
+(`AgentState.sampled`). So the endpoint holds no state: an episode can continue from any of its states, with exactly the
+tokens that led there.
 """
 
 import re

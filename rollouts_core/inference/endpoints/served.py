@@ -1,8 +1,8 @@
 """Endpoints of models beside the policy: `served://NAME` is one of the model's replicas.
 
-Decision: there is no router. Whoever asks reads which replicas answer, and takes the one to which it has the fewest
-requests under way. So a replica that comes back at another port, or on another machine, needs nobody's leave, and one
-that fails is left alone for a while. Where none answers, requests wait.
+Decision: there is no router. The client reads which replicas answer, and takes the one with the fewest of its own
+requests under way. So a replica may come back at another port or on another machine, and one that fails gets no
+requests for a while. If no replica answers, requests wait.
 """
 
 import json
