@@ -44,7 +44,7 @@ def evaluate_run(
     """Evaluates the policies that a run has trained, as its config says or otherwise, and trains none.
 
     Args:
-        run: A run's id, or how it begins; `rollouts runs` lists them.
+        run: A run's id, or the beginning of it; `rollouts runs` lists them.
         store: Where the run is recorded.
         evaluation: How to evaluate; null as the run's config says.
         against: Another run to compare with, on the same prompts.

@@ -104,7 +104,7 @@ def print_record(record: RunRecord, console: Console | None = None) -> None:
 def _next(record: RunRecord) -> str:
     """The next step to suggest."""
     if record.state == "Completed":
-        return f"open the report; `rollouts report {record.run_id} --against RUN` lays it beside another run"
+        return f"open the report; `rollouts report {record.run_id} --against RUN` compares it with another run"
     if record.state == "Running":
         return f"`rollouts logs {record.run_id} -f` shows what its jobs print"
     return f"`rollouts logs {record.run_id}` shows all that was printed; the same command again goes on from there"

@@ -29,34 +29,36 @@ class Slurm:
     """How jobs are submitted to a cluster. GPUs and nodes are the config's (`machine.gpus`, `machine.nodes`)."""
 
     partition: str | None = Field(default=None, pattern=WORD, description="Default: the cluster's own default.")
-    account: str | None = Field(default=None, pattern=WORD, description="Who pays.")
+    account: str | None = Field(default=None, pattern=WORD, description="The account that pays.")
     qos: str | None = Field(default=None, pattern=WORD, description="Quality of service.")
     reservation: str | None = Field(default=None, pattern=WORD, description="A reservation to run in.")
     constraint: str | None = Field(
-        default=None, pattern=r"^\S+$", description="Features that nodes must have, as a100&ib."
+        default=None, pattern=r"^\S+$", description="Features that nodes must have, for example a100&ib."
     )
-    gpu_type: str | None = Field(default=None, pattern=WORD, description="As Slurm calls it (gres): h100.")
+    gpu_type: str | None = Field(
+        default=None, pattern=WORD, description="Slurm's name of the GPU (gres), for example h100."
+    )
     cpus: int | None = Field(default=None, ge=1, description="Processors on each node; default: the cluster's own.")
     memory_gb: float | None = Field(default=None, gt=0, description="Memory on each node; default: the cluster's own.")
     exclusive: bool = Field(default=False, description="Share no node with others.")
     hours: float | None = Field(
         default=None,
         gt=0,
-        description="Of one allocation; default: machine.time_limit_hours, or the partition's limit.",
+        description="Length of an allocation; default: machine.time_limit_hours, or the partition's limit.",
     )
     signal_seconds: int = Field(
-        default=120, ge=15, le=65535, description="So long before its end, jobs write a checkpoint and leave."
+        default=120, ge=15, le=65535, description="Seconds before its end at which jobs write a checkpoint and leave."
     )
     cpu_partition: str | None = Field(
         default=None,
         pattern=WORD,
-        description="Where jobs go that need no GPU, as parts of tokenization; default: partition.",
+        description="Partition for jobs without GPUs, for example parts of tokenization; default: partition.",
     )
-    modules: tuple[str, ...] = Field(default=(), description="What `module load` is to load first.")
+    modules: tuple[str, ...] = Field(default=(), description="Modules to load first (`module load`).")
     container: str | None = Field(
         default=None,
         min_length=1,
-        description="What jobs are run by, with all their words: apptainer exec --nv --bind /scratch /images/torch.sif",
+        description="The command that runs jobs, with options: apptainer exec --nv --bind /scratch /images/torch.sif",
     )
     sshfs: bool = Field(
         default=False, description="Compute nodes do not see `work`, and mount it from the login node by sshfs."
@@ -64,7 +66,7 @@ class Slurm:
     local_disk: str | None = Field(
         default=None,
         min_length=1,
-        description="A directory on each node's own disk, for what is read again and again; may be a variable: $TMPDIR",
+        description="A directory on each node's own disk, for files that are read often; may be a variable: $TMPDIR",
     )
     options: tuple[str, ...] = Field(default=(), description="Further options of sbatch, passed as they are.")
 
@@ -74,25 +76,33 @@ class Host:
     """How a machine is reached, and what it has."""
 
     host: str = Field(min_length=1, pattern=r"^[^\s-]\S*$", description="Name or address.")
-    port: int = Field(default=22, ge=1, le=65535, description="Where its SSH server listens.")
-    user: str | None = Field(default=None, description="Whom to log in as; default: your name here.")
+    port: int = Field(default=22, ge=1, le=65535, description="Port of its SSH server.")
+    user: str | None = Field(default=None, description="The user to log in as; default: your name on this machine.")
     key: Path | None = Field(default=None, description="A private key; default: the SSH agent's, or those in ~/.ssh.")
-    known_hosts: Path = Field(default=Path("~/.ssh/known_hosts"), description="Where its host key is listed.")
-    jump: str | None = Field(default=None, description="Another machine of this file, to go through.")
-    work: str = Field(default="~/.rollouts", min_length=1, description="A directory there, for all that is kept there.")
-    python: str = Field(default="python3", min_length=1, description="Python 3.11 or later, there.")
+    known_hosts: Path = Field(default=Path("~/.ssh/known_hosts"), description="The file that lists its host key.")
+    jump: str | None = Field(default=None, description="Another machine of this file, as a jump host.")
+    work: str = Field(
+        default="~/.rollouts",
+        min_length=1,
+        description="The work directory on the machine, for everything that is kept there.",
+    )
+    python: str = Field(default="python3", min_length=1, description="Python 3.11 or later on the machine.")
     environment: Literal["built", "own"] = Field(
-        default="built", description="built: made there from pins. own: what this Python already has is used."
+        default="built",
+        description="built: an environment is built there from pins. own: jobs use the packages of this Python.",
     )
     requirements: Path | None = Field(
-        default=None, description="Pins to build from; default: the versions installed here of all that jobs need."
+        default=None,
+        description="Pins of the environment; default: the versions of jobs' packages that are installed here.",
     )
-    wheels: Path | None = Field(default=None, description="A directory of wheels here, for machines without network.")
-    gpus: int = Field(default=0, ge=0, description="How many GPUs may be used.")
-    gpu_memory_gb: float = Field(default=0.0, ge=0, description="Memory of each.")
+    wheels: Path | None = Field(
+        default=None, description="A directory of wheels on this machine, for machines without network."
+    )
+    gpus: int = Field(default=0, ge=0, description="Number of GPUs that may be used.")
+    gpu_memory_gb: float = Field(default=0.0, ge=0, description="Memory of each GPU.")
     labels: tuple[str, ...] = Field(default=(), description="Words that a config can ask for.")
-    address: str | None = Field(default=None, description="How other machines reach it; default: host.")
-    slurm: Slurm | None = Field(default=None, description="It is the login node of a Slurm cluster.")
+    address: str | None = Field(default=None, description="Address by which other machines reach it; default: host.")
+    slurm: Slurm | None = Field(default=None, description="Set if the machine is the login node of a Slurm cluster.")
 
     @property
     def for_machines(self) -> str:

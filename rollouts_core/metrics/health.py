@@ -13,8 +13,8 @@ class Range:
 
 RANGES: dict[str, Range] = {
     "sampling/sampling_logp_difference/mean": Range(0.0, 0.05, "engine and trainer disagree on the same tokens"),
-    "sampling/mismatch_kl": Range(-1e-3, 0.05, "what is trained on was sampled from another policy"),
-    "sampling/importance_sampling_ratio/mean": Range(0.9, 1.1, "what is trained on was sampled from another policy"),
+    "sampling/mismatch_kl": Range(-1e-3, 0.05, "the training data was sampled from another policy"),
+    "sampling/importance_sampling_ratio/mean": Range(0.9, 1.1, "the training data was sampled from another policy"),
     "sampling/importance_sampling_ratio/max": Range(0.0, 100.0, "single tokens dominate the gradient"),
     "sampling/corrected_fraction": Range(0.0, 0.1, "many tokens are cut by the correction"),
     "frac_reward_zero_std": Range(0.0, 0.9, "nearly all groups have one reward, and teach nothing"),

@@ -40,14 +40,14 @@ def out_of_memory_message(stage: Stage, store: Store, device: str, error: BaseEx
     fields = list(dict.fromkeys(part.field for part in parts if part.field))
     if not isinstance(spec, EvaluateSpec) and not spec.backend.activation_checkpointing:
         fields.append("backend.activation_checkpointing")
-    return f"{told}. Largest, as counted: {largest}. These fields decide over it: {', '.join(fields)}"
+    return f"{told}. Largest, as counted: {largest}. These fields determine it: {', '.join(fields)}"
 
 
 def message_of_a_rank(device: str, error: BaseException) -> str:
     """The message of a rank other than 0, which knows neither the stage's rows nor its files."""
     return (
         f"{_told(device, error)}. A rank holds its share of weights, gradients and optimizer, and a pass. These fields "
-        "decide over it: tokens_per_pass, backend.activation_checkpointing, backend.processes, model"
+        "determine it: tokens_per_pass, backend.activation_checkpointing, backend.processes, model"
     )
 
 

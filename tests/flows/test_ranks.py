@@ -126,7 +126,7 @@ def test_a_rank_without_memory_is_named_and_the_run_ends(
     assert run.wait(COMMAND_DEADLINE) == 1
     log = (tmp_path / "run.log").read_text()
     assert "stage sft: rank 1 of 2: out of memory on cpu: " in log
-    assert "decide over it: tokens_per_pass" in log
+    assert "determine it: tokens_per_pass" in log
     assert json.loads((job / "attempt.json").read_text())["number"] == 1
     assert not Path(f"/proc/{rank}").exists()
 
