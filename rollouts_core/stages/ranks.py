@@ -66,6 +66,7 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
     """
     for left in directory.glob("rank-*.failed"):
         left.unlink()
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -78,6 +79,7 @@ def lead(directory: Path, group: Group) -> tuple[int, str]:
         rdzv_backend="static" if group.nodes > 1 else "c10d", rdzv_configs={"rank": group.node},
         rdzv_endpoint=f"{group.address}:{group.port}", rdzv_timeout=START_SECONDS, max_restarts=0,
         local_addr=group.address if group.node == 0 else None,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # otherwise each start leaves a directory in /tmp
     )  # fmt: skip
     try:
         elastic_launch(config, sys.executable)("-m", "rollouts_core.stages.job", str(directory))

@@ -44,7 +44,8 @@ def main() -> None:
         directory = Path(made)
         subprocess.run([sys.executable, "-c", _MAKE, str(directory / "model"), arguments.model], check=True)
         for ranks in arguments.ranks:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--log-dir=/dev/null"]
+            command += [f"--nproc-per-node={ranks}", "-m"]
             command += ["tests.benchmarks.sharded_memory", "--inside", str(directory)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | MALLOC)
             assert done.returncode == 0, done.stderr

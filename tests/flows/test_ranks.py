@@ -41,18 +41,20 @@ def test_two_ranks_learn_what_one_device_learns(
     shared: str, rollouts: Rollouts, config_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     """SFT, then two RL segments with the embedded engine on rank 0, a critic, and a reference that ranks share."""
-    metrics = {}
+    metrics, temporary = {}, tmp_path / "temporary"
+    temporary.mkdir()
     for processes in (1, 2):
         store = tmp_path / f"store-{processes}"
         ppo = {"algorithm": {"kind": "ppo"}, "kl_coef": 0.1}
         backend = {"processes": processes, "parallel": {shared: 2} if shared and processes == 2 else {}}
         model = {"hidden_size": 32, "heads": 4, "kv_heads": 4}
         config = config_file(model=model, backend=backend, sft={"steps": 20}, rl=ppo)
-        done = rollouts("run", config, "--json", "--store", store)
+        done = rollouts("run", config, "--json", "--store", store, TMPDIR=str(temporary))
         assert done.status == 0, done.err
         results = Path(done.json()["report"]).parent
         metrics[processes] = [read_jsonl(results / f"{part}_metrics.jsonl") for part in ("sft", "rl")]
         assert list(load_file(results / "policy" / "model.safetensors"))
+    assert list(temporary.glob("torchelastic*")) == []
     for one, other in zip(*(metrics[processes][0] for processes in (1, 2)), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
     first, second = (metrics[processes][1][0] for processes in (1, 2))

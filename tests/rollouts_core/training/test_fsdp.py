@@ -38,7 +38,7 @@ def on_ranks(what: str, directory: Path, processes: int = 2) -> tuple[Any, dict[
 
 def launched(what: str, directory: Path, processes: int = 2) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "tests.rollouts_core.on_ranks", what, str(directory)]
+    command += ["--log-dir=/dev/null", "-m", "tests.rollouts_core.on_ranks", what, str(directory)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     )
