@@ -38,13 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception:
         if not _told_to_end:
             raise
-        print("interrupted", file=sys.stderr)  # inside a library that made another exception of it
+        print("interrupted", file=sys.stderr)  # a library turned the interrupt into another exception
         return INTERRUPTED
 
 

@@ -68,7 +68,7 @@ class _Pages(logging.Handler):
         self._told: dict[str, int] = {}
         """Up to which step; an attempt after a kill tells some steps again."""
         self._next = 0.0
-        shutil.rmtree(self._results, ignore_errors=True)  # of an attempt before, which announced the same
+        shutil.rmtree(self._results, ignore_errors=True)  # of an earlier attempt, which announced the same steps
 
     def emit(self, record: logging.LogRecord) -> None:
         event = record.__dict__.get("event")

@@ -154,7 +154,7 @@ def _failure_shown(stage: Stage) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        with suppress(HTTPError):  # the task's state tells it all the same
+        with suppress(HTTPError):  # the task's state says it anyway
             show_failure(stage.name, error)
         raise
 

@@ -160,7 +160,7 @@ class Remote:
             except (OSError, EOFError, paramiko.SSHException, struct.error) as error:
                 self.close()
                 raise Unreachable(f"{self.name} does not answer ({str(error) or type(error).__name__})") from None
-            except BaseException:  # an interrupt, too: its answer would be taken for that of the next call
+            except BaseException:  # also for an interrupt: otherwise this answer would be read as that of the next call
                 self.close()
                 raise
         return self._value_in(content)

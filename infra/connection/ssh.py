@@ -73,7 +73,7 @@ class Connection:
         return channel
 
     def close(self) -> None:
-        with suppress(Exception):  # it may be long dead
+        with suppress(Exception):  # the connection may be dead
             self.client.close()
         if self.socket is not None:
             self.socket.close()

@@ -119,7 +119,7 @@ def serve(work: Path) -> int:
             data = json.dumps(answer).encode()
         except (OSError, subprocess.SubprocessError, jobs.JobError, trees.BadTree, slurm.Away, slurm.Refused) as error:
             data = json.dumps(_error(error)).encode()
-        except Exception as error:  # it must be told: an agent that ends looks like a machine that is away
+        except Exception as error:  # answer anyway: an agent that ends looks like a machine that is away
             data = json.dumps(_fault(error)).encode()
         _write(LENGTH.pack(len(data)) + data)
     return 0

@@ -125,7 +125,7 @@ def _told(root: Path, found: Mapping[str, Any], number: int, queue: slurm.Queue)
         return {"refused": f"it would wait for ever: {row.reason} ({found['asked']})"}
     _bring_key(directory)
     nodes = [read_json(directory / f"node-{place}.json") for place in range(found["nodes"])]
-    if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the queue was looked at
+    if all(nodes) and (row is None or row.state not in LIVE):  # it has begun since the last look at the queue
         slurm.forget(root)
         row = slurm.look(root).rows.get(found["slurm"])
     if row is None or row.state not in LIVE or not all(nodes):

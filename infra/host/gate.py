@@ -80,7 +80,7 @@ class Gate:
                 await writer.drain()
                 asked = await _line(reader, IDLE_SECONDS)
         except (*MISSHAPEN, OSError, EOFError, TimeoutError, asyncio.CancelledError):
-            return  # a task of asyncio's server that ends as cancelled is complained of
+            return  # asyncio's server logs a complaint about a task that ends as cancelled
         finally:
             onward.close()
             writer.close()

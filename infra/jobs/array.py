@@ -57,7 +57,7 @@ def make_in_array(
         yield from _followed(name, elements, machine, session)
         ended = True
     except Unreachable:
-        ended = True  # as far as can be said from here
+        ended = True  # as far as this process can tell
         raise
     finally:
         for job in jobs if not ended else []:

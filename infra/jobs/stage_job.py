@@ -104,7 +104,7 @@ def make_in_job(stage: Stage, chain: Sequence[Stage], session: MachineSession) -
                 raise MachineError(f"job {job.name} ran longer than its time limit of {job.time_limit:.0f} s")
             session.run.touch()
     except Unreachable:
-        ended = True  # as far as can be said from here
+        ended = True  # as far as this process can tell
         raise
     finally:
         if not ended and session.end(job, machine):

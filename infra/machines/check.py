@@ -27,7 +27,7 @@ def check_machine(name: str, host: Host) -> Iterator[Finding]:
     remote = Remote(name, host, CHECK_PATIENCE)
     try:
         facts = remote.open().call("facts")
-        clock = clock_finding(facts)  # at once: the look at the logout takes seconds
+        clock = clock_finding(facts)  # yielded before the check of the logout, which takes seconds
         busy, use = remote.call("busy"), remote.call("gpu_use")
         cluster = list(check_cluster(remote, host.slurm)) if host.slurm else []
         logout = _logout_finding(remote)

@@ -98,7 +98,7 @@ def reach_machine(name: str, store: Store) -> Iterator[Machine]:
     if name == LocalMachine.name:
         yield LocalMachine(store)
         return
-    name = name.partition("+")[0]  # behind it, the node of an allocation
+    name = name.partition("+")[0]  # NAME+K is node K of an allocation
     host = load_inventory().get(name) or (find_rented(name) if name.startswith(RENTED) else find_host(name))
     with closing(Remote(name, host, REACH_SECONDS)) as remote:
         yield SSHMachine(remote.open(), store, MachineConfig(kind="ssh", name=name), "somebody")

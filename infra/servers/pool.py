@@ -289,7 +289,7 @@ class EnginePool:
             raise
         member.reader, member.host_key = JobReader(machine, placed.name), machine.host_key()
         if taken_over:
-            member.reader.read()  # what an earlier run was told
+            member.reader.read()  # as an earlier run reported it
         said = "of an earlier run are taken over" if taken_over else "are started"
         yield f"{machine.name}: {member.replicas} {self.config.kind} server(s) {said}"
 

@@ -172,7 +172,7 @@ def _python_call(entry: ast.expr) -> ToolCall:
 
 def _named(text: str, between: str) -> ToolCall:
     name, _, rest = text.partition(between)
-    if name.strip() == "function" and "\n" in rest:  # DeepSeek writes the kind, and the name behind it
+    if name.strip() == "function" and "\n" in rest:  # DeepSeek writes the kind, then the name
         name, _, rest = rest.partition("\n")
     name = re.split(r"\[CALL_ID\]", name)[0].strip()
     begins = rest.find("{")

@@ -222,7 +222,7 @@ class Render:
                 add_generation_prompt=prompt,
                 **self.chat.tokens,
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template may raise any exception
             raise BadInput(f"the chat template fails: {type(error).__name__}: {error}") from None
         return text
 
@@ -233,7 +233,7 @@ class Render:
             texts, spans = render_jinja_template(
                 [self.form(messages)], tools, None, template, return_assistant_tokens_mask=True, **self.chat.tokens
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template may raise any exception
             raise BadInput(f"the chat template fails: {type(error).__name__}: {error}") from None
         return Rendered(texts[0], tuple((start, end) for start, end in spans[0] if start < end))
 

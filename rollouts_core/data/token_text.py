@@ -21,7 +21,7 @@ def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     stream = DecodeStream(skip_special_tokens=False)
     try:
         pieces = [stream.step(core, token) or "" for token in tokens]
-    except Exception:  # text that shrinks as it grows; the stream knows no other
+    except Exception:  # a text that became shorter with a further token, which the stream can't handle
         return _decoded_again(tokenizer, tokens)
     unfinished = next((place for place in range(len(pieces), 0, -1) if pieces[place - 1]), 0)
     if unfinished < len(pieces):

@@ -37,7 +37,9 @@ def load_tokenizer(directory_or_name: str, revision: str | None = None, trust_re
         )
     except (OSError, ValueError) as error:
         raise BadInput(f"model {directory_or_name}: its tokenizer can't be loaded: {error}") from error
-    tokenizer.init_kwargs.pop("local_files_only", None)  # whether one was online is saved with the tokenizer otherwise
+    tokenizer.init_kwargs.pop(
+        "local_files_only", None
+    )  # otherwise the saved tokenizer says whether the machine was online
     if not tokenizer.chat_template:
         raise BadInput(f"model {directory_or_name}: its tokenizer has no chat template; use an instruct model")
     if not tokenizer.is_fast:

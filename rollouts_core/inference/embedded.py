@@ -48,7 +48,7 @@ class EmbeddedEngine:
             with self._under_way(request):
                 while (completion := self._engine.collect(name)) is None:
                     await self._turn(name)
-                    if self._driver == name:  # who follows may take its time
+                    if self._driver == name:  # a follower may be slow
                         self._hand_on()
                     if there := self._engine.so_far(name):
                         yield there
@@ -103,14 +103,14 @@ class EmbeddedEngine:
         finally:
             self._engine.abort([name])
             self._engine.collect(name)
-            if self._driver in (None, name):  # None: it was this one's turn, and its answer was there
+            if self._driver in (None, name):  # None: it was this task's turn, and its answer was ready
                 self._hand_on()
 
     async def _turn(self, name: str) -> None:
         """Take one step of the engine, or wait while another request's task takes steps."""
         if self._driver in (None, name):
             self._driver = name
-            await checkpoint()  # whoever else is about to ask joins this step
+            await checkpoint()  # other tasks that are about to ask join this step
             ended = [completion.request_id for completion in self._engine.step()]
             self._tell([*ended, *self._followed])
             return

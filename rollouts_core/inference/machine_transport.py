@@ -152,7 +152,7 @@ def trees(machines: Collection[str], reaches: Mapping[str, Sequence[str]]) -> di
         return {name: below(name) for name in new}
 
     found = {name: below(name) for name in first}
-    while lonely := sorted(set(machines) - seen):  # two that pass on to each other
+    while lonely := sorted(set(machines) - seen):  # two machines that pass weights on to each other
         seen.add(lonely[0])
         found[lonely[0]] = below(lonely[0])
     return found

@@ -227,7 +227,9 @@ class TorchEngine:
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file, device=str(self._decoder.device))
         own = self._decoder.weights
-        if not own.keys() <= weights.keys():  # transformers joins what lies apart in the files: experts, mostly
+        if (
+            not own.keys() <= weights.keys()
+        ):  # transformers joins weights that are separate in the files, mostly experts
             model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
             weights = {name: value.detach() for name, value in stored(model).items()}
         self.update_weights({name: tensor for name, tensor in weights.items() if name in own}, version)

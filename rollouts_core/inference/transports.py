@@ -119,7 +119,7 @@ async def load_checkpoint(
     async def load(replica: Replica) -> None:
         body = {
             "model_path": str(place(replica)),
-            "load_format": "auto",  # whatever the server began with
+            "load_format": "auto",  # the server may have begun with another format
             "weight_version": str(version),
             "flush_cache": True,
         }

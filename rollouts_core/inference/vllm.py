@@ -204,7 +204,7 @@ class VLLMEngine:
     async def _load(self, place: Callable[[Replica], Path], replica: Replica) -> None:
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(place(replica))}}
         try:
-            if self._begin_empty:  # its loader would make further weights up
+            if self._begin_empty:  # its loader would make random weights
                 await self._post("/collective_rpc", {"method": "update_config", "args": [READ_FILES]}, replica)
             await self._http.call("POST", f"{replica.url}/collective_rpc", load, deadline=LOAD_SECONDS)
         except EngineRefused as error:

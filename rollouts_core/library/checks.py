@@ -29,7 +29,7 @@ def refuse_other_arity(argument: str, function: Any, *given: str) -> None:
     """Raises `BadInput` where a function can't be called with so many values."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of C code; its call will tell
+    except (TypeError, ValueError):  # a function in C has no signature; the call itself will fail
         return
     try:
         signature.bind(*given)

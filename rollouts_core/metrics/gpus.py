@@ -92,7 +92,7 @@ READINGS: dict[str, tuple[Callable[[_GPU], float | None], Callable[[Sequence[flo
 def _handles() -> list[tuple[ModuleType, Any, Any]]:
     try:
         import pynvml
-    except ImportError:  # a machine that has only what it came with
+    except ImportError:  # nvidia-ml-py is not installed on this machine
         return []
     try:
         pynvml.nvmlInit()

@@ -114,7 +114,7 @@ Portal = BlockingPortal | _Here
 
 
 def _close(portal: Portal, opened: InferenceEngine | Manager) -> None:
-    with suppress(RuntimeError):  # whatever ended the loop has ended its connections
+    with suppress(RuntimeError):  # the end of the loop has closed its connections
         portal.call(opened.aclose)
 
 

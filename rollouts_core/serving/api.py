@@ -71,7 +71,7 @@ async def _answered(
             if events is None or len(asked.manners) > 1:
                 raise BadInput("stream: only chat completions with n = 1 are streamed here")
             stream = events(talker, asked)
-            first = await anext(stream)  # what is refused is refused before the stream begins
+            first = await anext(stream)  # refuse before the stream begins
             return StreamingResponse(_lines(first, stream), media_type="text/event-stream")
         found = await _unless_gone(request, partial(whole, talker, asked))
     except (BadInput, ContextOverflow, OutsideVocabulary) as error:
@@ -110,7 +110,7 @@ async def _chat_events(talker: Talker, asked: Asked) -> AsyncIterator[dict[str, 
     parts = talker.endpoint(asked.tools, manner).stream(AgentState(asked.messages, asked.tools), asked.max_tokens)
     part = await anext(parts)
     yield _event(head, {"role": "assistant", "content": ""})
-    held = ""  # what may be the beginning of a stop text, which is not part of what is told
+    held = ""  # this may be the beginning of a stop text, which is not sent
     while not isinstance(part, Answered):
         told, held = _tellable(held + part, asked)
         if told:

@@ -117,7 +117,7 @@ def _checksum(url: str) -> str:
         info = fs.info(path)
     except FileNotFoundError:
         raise BadInput(f"no such data file: {url}") from None
-    except Exception as error:  # whatever the file system behind the URL raises
+    except Exception as error:  # the file system of the URL may raise any exception
         raise BadInput(f"{url} can't be identified: {type(error).__name__}: {error}") from None
     for name in CHECKSUMS:
         value = info.get(name)

@@ -224,7 +224,7 @@ def _check_same(
 ) -> None:
     kept = {name: shape for name, (shape, _) in stored.items()}
     trained = {name.partition(".")[2] for name in kept if name.startswith(MOMENTS)}
-    if trained:  # earlier releases kept what stood still as well
+    if trained:  # earlier releases also saved frozen weights
         kept = {name: shape for name, shape in kept.items() if name.partition(".")[2] in trained or name in state}
     own = {name: tuple(value.shape) for name, value in state.items()}
     problems = [

@@ -133,7 +133,7 @@ def _from_owners(
 def _through(module: nn.Module, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     """The output of each row's expert; all are experts of this rank."""
     weights = {name: local(value) for name, value in module.named_parameters()}
-    if not len(rows):  # its weights have a gradient all the same: ranks add gradients up together
+    if not len(rows):  # its weights need a gradient anyway, because all ranks add up gradients together
         return rows + sum(value.flatten()[0] * 0.0 for value in weights.values())
     found: torch.Tensor = computed(module, weights, rows, experts[:, None], rows.new_ones(len(rows), 1))
     return found

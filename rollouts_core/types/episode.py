@@ -173,7 +173,7 @@ class Trajectory:
     def followed_by(self, event: Event) -> "Trajectory":
         """Raises ValueError as `apply` does."""
         longer = Trajectory(self.start, (*self.events, event))
-        vars(longer)["states"] = (*self.states, apply(self.final, event))  # known already: not folded again
+        vars(longer)["states"] = (*self.states, apply(self.final, event))  # the final state is known already
         return longer
 
 

@@ -133,7 +133,7 @@ class EngineEndpoint:
         if state.sampled:
             try:
                 return next_tokens(self.form, state.messages, tokens_so_far(state))
-            except BadInput as error:  # templates raise for what models may say
+            except BadInput as error:  # templates raise for some answers of models
                 raise MalformedAnswer(str(error)) from error
         return Given(self.prompt or first_tokens(self.form, state.messages), continues=False, differs=False)
 
