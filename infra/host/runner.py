@@ -31,6 +31,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 TICK = 0.25
@@ -38,6 +40,7 @@ GRACE = 5.0
 """Seconds between TERM and KILL."""
 
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -56,19 +59,25 @@ def main(directory: str, starting: int | None = None) -> int:
     if starting is not None:
         os.close(starting)
     if lock is None:
-        os.write(writer, b"already")
+        _tell(writer, b"already")
         return 0
     _begin_attempt()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     process = _start(lock, environment)
-    os.write(writer, b"running")
-    os.close(writer)
+    _tell(writer, b"running")
     reason = _watch(process)
     _end_group(process)
     end_children()
     _write_json("status.json", {"exit_status": process.returncode, "reason": reason, "ended_at": time.time()})
     return 0
+
+
+def _tell(writer: int, word: bytes) -> None:
+    """Tell the process that asked for the start. It may be gone: the job is watched over all the same."""
+    with suppress(BrokenPipeError):
+        os.write(writer, word)
+    os.close(writer)
 
 
 def _take_lock() -> int | None:
@@ -106,11 +115,20 @@ def _start(lock: int, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
         stdout=log,
         stderr=log,
         start_new_session=True,
+        preexec_fn=partial(_end_with, os.getpid()),
         pass_fds=[lock],
         env={**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **environment},
     )
     os.close(log)
     return process
+
+
+def _end_with(runner: int) -> None:
+    """Ask the kernel to end this process with its runner. The command need not do so, and can't do so in time."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != runner:
+            os._exit(1)
 
 
 def _watch(process: "subprocess.Popen[bytes]") -> str:
