@@ -155,9 +155,9 @@ def test_a_job_killed_by_a_signal_says_which(machine: Machine) -> None:
 
 
 def test_while_anything_of_a_killed_job_lives_nothing_starts_in_its_place(machine: Machine, tmp_path: Path) -> None:
-    """The runner is killed; the command it watched does not end with it, so the job still counts as running."""
+    """The runner is killed, and the command with it; a process that the command started lives, so the job does."""
     pid = tmp_path / "pid"
-    machine.start(shell(f"echo $$ $PPID > {pid}; exec sleep 60"))
+    machine.start(shell(f"sleep 60 & echo $! $PPID > {pid}; wait"))
     until(lambda: pid.exists() and len(pid.read_text().split()) == 2)
     command, runner = map(int, pid.read_text().split())
     os.kill(runner, signal.SIGKILL)
