@@ -74,7 +74,7 @@ def main(directory: str, starting: int | None = None) -> int:
 
 
 def _tell(writer: int, word: bytes) -> None:
-    """Tell the process that asked for the start. It may be gone: the job is watched over all the same."""
+    """Tell the process that asked for the start. If it has ended meanwhile, the runner goes on."""
     with suppress(BrokenPipeError):
         os.write(writer, word)
     os.close(writer)
@@ -124,7 +124,10 @@ def _start(lock: int, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
 
 
 def _end_with(runner: int) -> None:
-    """Ask the kernel to end this process with its runner. The command need not do so, and can't do so in time."""
+    """Ask the kernel to end this process when its runner ends, however that happens.
+
+    It is asked before the command begins, because the runner may end before the command could ask.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != runner:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infra.host import jobs, runner
 from tests.conftest import until
+from tests.faults.world import command_lines
 
 
 def test_a_job_whose_start_was_interrupted_is_watched_over(tmp_path: Path) -> None:
@@ -46,12 +47,4 @@ def _started_by_one_that_is_killed(directory: Path) -> bool:
 
 
 def _runners(directory: Path) -> set[int]:
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if str(directory).encode() in command:
-            found.add(int(entry.name))
-    return found
+    return {pid for pid, line in command_lines() if str(directory) in line}
