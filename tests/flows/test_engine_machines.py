@@ -63,11 +63,13 @@ def test_engines_on_other_machines_give_the_bits_of_one_machine(
 
 STEPS = 200
 REWARD = """
-import time
+import pathlib, time
 def score(sample):
-    time.sleep(0.02)  # a run that lasts until a machine that was away is back, and leaves it the processor
+    if not pathlib.Path("{over}").exists():
+        time.sleep(0.05)
     return float(len(sample.response) == 2)
 """
+"""Slow until the fault is over: the run lasts until a machine that was away is back, and leaves it the processor."""
 LONG_RUN: dict[str, Any] = {
     "sft": {"steps": 20},
     "rl": {"steps": STEPS, "steps_per_segment": STEPS, "checkpoint_every": 20},
@@ -81,6 +83,13 @@ class Run:
 
     def __init__(self, begin: "Callable[[], subprocess.Popen[str]]", home: Path, hosts: Hosts) -> None:
         self.begin, self.process, self.home, self.hosts = begin, begin(), home, hosts
+
+    def ended(self, over: Path) -> str:
+        """What it has printed, once it has ended well; it need not be slow any more."""
+        over.touch()
+        output, _ = self.process.communicate(timeout=COMMAND_DEADLINE)
+        assert self.process.returncode == 0, output
+        return output
 
     @property
     def trainer(self) -> Path:
@@ -248,10 +257,22 @@ def drain(host: HostMachine, undo: bool = False) -> None:
 
 
 @pytest.fixture(scope="module")
-def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Parts of a config whose run lasts a minute and a half."""
-    reward = tmp_path_factory.mktemp("reward") / "slow_reward.py"
-    reward.write_text(REWARD)
+def over_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reward") / "over"
+
+
+@pytest.fixture
+def over(over_file: Path) -> Path:
+    """The file whose appearance ends the slowness of a long run."""
+    over_file.unlink(missing_ok=True)
+    return over_file
+
+
+@pytest.fixture(scope="module")
+def long_run(over_file: Path) -> dict[str, Any]:
+    """Parts of a config whose run lasts minutes, or until the fault is over."""
+    reward = over_file.with_name("slow_reward.py")
+    reward.write_text(REWARD.format(over=over_file))
     return {**LONG_RUN, "rl": {**LONG_RUN["rl"], "reward": f"{reward}:score"}}
 
 
@@ -259,6 +280,24 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def undisturbed() -> dict[str, Any]:
     """The artifacts of the same run on one machine, once it was made."""
     return {}
+
+
+@pytest.fixture
+def alone(
+    over: Path,
+    long_run: dict[str, Any],
+    undisturbed: dict[str, Any],
+    rollouts: Rollouts,
+    config_file: Callable[..., Path],
+    tmp_path: Path,
+) -> dict[str, Any]:
+    """The artifacts of the long run on one machine."""
+    if not undisturbed:
+        over.touch()
+        assert rollouts("run", config_file(**long_run), "--store", tmp_path / "alone").status == 0
+        undisturbed |= made(tmp_path / "alone", "rl")
+        over.unlink()
+    return undisturbed
 
 
 @pytest.mark.slow
@@ -272,24 +311,20 @@ def undisturbed() -> dict[str, Any]:
 )  # fmt: skip
 def test_whatever_happens_to_engines_the_run_ends_with_the_same_bits(
     fault: Callable[[Run], None],
+    over: Path,
+    alone: dict[str, Any],
     long_run: dict[str, Any],
-    undisturbed: dict[str, Any],
-    rollouts: Rollouts,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     config_file: Callable[..., Path],
     three_hosts: Hosts,
     tmp_path: Path,
 ) -> None:
-    if not undisturbed:
-        assert rollouts("run", config_file(**long_run), "--store", tmp_path / "alone").status == 0
-        undisturbed |= made(tmp_path / "alone", "rl")
     config = config_file(**long_run, engine=ENGINE)
     run = Run(lambda: start("run", config, "--store", tmp_path / "store"), tmp_path / "store", three_hosts)
     run.at(8)
     fault(run)
-    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
-    assert run.process.returncode == 0, output
-    assert made(tmp_path / "store", "rl") == undisturbed
+    run.ended(over)
+    assert made(tmp_path / "store", "rl") == alone
     until(lambda: not any(map(ours_on, three_hosts)), "the ends", 60.0)
 
 
@@ -317,18 +352,15 @@ def test_evaluation_by_servers_on_other_machines_gives_the_answers_of_one_machin
 
 @pytest.mark.slow
 def test_weights_go_from_machine_to_machine(
+    over: Path,
+    alone: dict[str, Any],
     long_run: dict[str, Any],
-    undisturbed: dict[str, Any],
-    rollouts: Rollouts,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
     config_file: Callable[..., Path],
     three_hosts: Hosts,
     tmp_path: Path,
 ) -> None:
     """The trainer sends to one machine alone, which passes on to the other, and goes down in between."""
-    if not undisturbed:
-        assert rollouts("run", config_file(**long_run), "--store", tmp_path / "alone").status == 0
-        undisturbed |= made(tmp_path / "alone", "rl")
     store, config = tmp_path / "store", config_file(**long_run, engine=ENGINE)
     few = "import infra.servers.tree\ninfra.servers.tree.FANOUT = 1"
     run = Run(lambda: start("run", config, "--store", store, first=few), store, three_hosts)
@@ -343,9 +375,8 @@ def test_weights_go_from_machine_to_machine(
     run.at(begun + 20)
     assert ways() == ["host-b to host-c"] and run.serving() == {"host-b", "host-c"}
     machine_is_rebooted(run)
-    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
-    assert run.process.returncode == 0, output
-    assert made(store, "rl") == undisturbed
+    run.ended(over)
+    assert made(store, "rl") == alone
     until(lambda: not any(map(ours_on, three_hosts)), "the ends", 60.0)
 
 
@@ -362,6 +393,7 @@ def both_hold(rollouts: Rollouts, store: Path, variables: dict[str, str]) -> lis
 def test_a_machine_that_was_in_use_joins_when_it_is_free(
     rollouts: Rollouts,
     start: Callable[..., "subprocess.Popen[str]"],  # noqa: F811
+    over: Path,
     long_run: dict[str, Any],
     config_file: Callable[..., Path],
     three_hosts: Hosts,
@@ -379,8 +411,7 @@ def test_a_machine_that_was_in_use_joins_when_it_is_free(
     until(lambda: run.serving() == {"host-b", "host-c"}, "it joins", 90.0)
     told = until(lambda: both_hold(rollouts, tmp_path / "store", variables), "what both hold", 60.0)
     assert len({replica["checksum"] for replica in told}) == 1 and all(replica["agrees"] for replica in told)
-    output, _ = run.process.communicate(timeout=COMMAND_DEADLINE)
-    assert run.process.returncode == 0, output
+    output = run.ended(over)
     assert "waiting for 1 of 1 GPUs of host-b: GPU 0: another run" in output, output
     lines = [line for line in read_jsonl(run.trainer / "metrics.jsonl") if "done" in line]
     rate = "replicas/host-b:replica-0/tokens_per_second"
