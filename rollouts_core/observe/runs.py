@@ -129,13 +129,18 @@ def open_run(
     if flow_run_id is not None and (before := run_of_flow(store.home, flow_run_id)):
         again = replace(before, state="Running", error=None, process=this_process())
         return RunLog(runs / before.run_id, again, shared)
-    run_id = f"{config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    run_id = new_run_id(config.name)
     directory = runs / run_id
     directory.mkdir(parents=True)
     save_config(config, directory / "config.json")
     stages = tuple(StageRecord(name, key) for name, key in planned)
     record = RunRecord(run_id, config.name, "Running", _now(), 0.0, flow_run_id, stages, process=this_process())
     return RunLog(directory, record, shared)
+
+
+def new_run_id(name: str) -> str:
+    """An id of its own for each run, also where many of the same config begin in one second, on several machines."""
+    return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def this_process() -> tuple[int, str]:

@@ -22,7 +22,7 @@ from rollouts_core.observe.evaluations import compare_in_order, read_evaluations
 from rollouts_core.observe.report import write_report
 from rollouts_core.observe.run_list import find_run, list_runs
 from rollouts_core.observe.run_records import AccuracyRecord
-from rollouts_core.observe.runs import open_run
+from rollouts_core.observe.runs import new_run_id, open_run
 from rollouts_core.store.local import LocalStore
 
 
@@ -73,6 +73,10 @@ def test_a_run_record_follows_its_run(pipeline_config: PipelineConfig, tmp_path:
         "Completed",
         "Failed",
     ]
+
+
+def test_runs_that_begin_in_the_same_second_have_different_ids() -> None:
+    assert len({new_run_id("small") for _ in range(1000)}) == 1000
 
 
 def test_a_run_whose_orchestrator_was_killed_is_lost(pipeline_config: PipelineConfig, tmp_path: Path) -> None:
