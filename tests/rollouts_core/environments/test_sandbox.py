@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rollouts_core.environments import sandbox
 from rollouts_core.environments.sandbox import Ran, SandboxLimits, check_sandbox, run_python
 from rollouts_core.errors import BadInput
+from tests.conftest import until
 
 SECRET = "a-secret-of-the-trainer"
 
@@ -120,21 +122,28 @@ def test_threads_are_its_own() -> None:
     assert ran(code).output == "x\n"
 
 
-def test_nothing_is_left_of_threads_that_never_end() -> None:
-    before = set(Path("/tmp").glob("rollouts-sandbox-*"))
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the directories of code are made; the command lines of their processes name it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_nothing_is_left_of_threads_that_never_end(directory: Path) -> None:
     code = "import threading, time\nfor n in range(4): threading.Thread(target=time.sleep, args=[600]).start()"
     assert ran(code, seconds=1).timed_out
-    assert not left("guard.py")
-    assert set(Path("/tmp").glob("rollouts-sandbox-*")) <= before
+    until(lambda: not left(str(directory)), "its end", 10.0)
+    assert not list(directory.iterdir())
 
 
-def test_a_caller_that_stops_waiting_leaves_nothing() -> None:
+def test_a_caller_that_stops_waiting_leaves_nothing(directory: Path) -> None:
     async def given_up() -> None:
         with anyio.move_on_after(1.0):
             await run_python("import time; time.sleep(600)", SandboxLimits(seconds=60))
 
     anyio.run(given_up)
-    assert not left("guard.py")
+    until(lambda: not left(str(directory)), "its end", 10.0)
+    assert not list(directory.iterdir())
 
 
 def test_a_machine_that_cannot_shut_code_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
