@@ -13,7 +13,6 @@ import pytest
 from rollouts_core.environments import sandbox
 from rollouts_core.environments.sandbox import Ran, SandboxLimits, check_sandbox, run_python
 from rollouts_core.errors import BadInput
-from tests.conftest import until
 
 SECRET = "a-secret-of-the-trainer"
 
@@ -132,7 +131,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_nothing_is_left_of_threads_that_never_end(directory: Path) -> None:
     code = "import threading, time\nfor n in range(4): threading.Thread(target=time.sleep, args=[600]).start()"
     assert ran(code, seconds=1).timed_out
-    until(lambda: not left(str(directory)), "its end", 10.0)
+    assert not left(str(directory))
     assert not list(directory.iterdir())
 
 
@@ -142,7 +141,7 @@ def test_a_caller_that_stops_waiting_leaves_nothing(directory: Path) -> None:
             await run_python("import time; time.sleep(600)", SandboxLimits(seconds=60))
 
     anyio.run(given_up)
-    until(lambda: not left(str(directory)), "its end", 10.0)
+    assert not left(str(directory))
     assert not list(directory.iterdir())
 
 
