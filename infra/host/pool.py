@@ -26,7 +26,6 @@ from infra.host import links
 from infra.host.files import add_record, write_json
 from infra.host.gate import WINDOW, splice
 from infra.host.links import Machine
-from infra.host.system import end_with_parent
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 10.0
@@ -61,7 +60,6 @@ class Link:
 
 def main(directory: Path) -> int:
     """Keep the links until this process is ended."""
-    end_with_parent()
     if missing := [program for program in ("ssh", "ssh-keygen") if shutil.which(program) is None]:
         message = f"{' and '.join(missing)} is not here: servers on other machines are reached by OpenSSH's client"
         write_json(directory / "failure.json", {"stage": "serve", "message": message})
