@@ -103,9 +103,10 @@ def lost_steps(world: World) -> dict[str, int]:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            stage, done = record["stage"], record["done"]
-            if stage not in CHECKPOINT_STEPS:
+            stage = record["stage"]
+            if stage not in CHECKPOINT_STEPS or "done" not in record:  # samples of a step have a record of their own
                 continue
+            done = record["done"]
             lost[stage] = max(lost.get(stage, 0), last.get(stage, 0) - done + 1 if stage in last else 0)
             last[stage] = done
     return lost
