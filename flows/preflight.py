@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from infra.machines.requirements import engine_hosts, fitting_hosts, passed_variables, wanted_gpus
@@ -187,7 +188,7 @@ def check_server(url: str) -> None:
             healthy = json.load(answer) is True
     except urllib.error.HTTPError as error:
         healthy = error.code in (401, 403)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise BadInput(
             f"no Prefect server answers at {url} ({error}): start it, or unset PREFECT_API_URL to run without one"
         ) from None

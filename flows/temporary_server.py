@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from flows import supervisor
@@ -87,6 +88,6 @@ def wait_until_healthy(api: str, server: "subprocess.Popen[bytes]", log: str) ->
         try:
             with urllib.request.urlopen(f"{api}/health", timeout=2):
                 return
-        except OSError:
+        except (OSError, HTTPException):
             time.sleep(0.05)
     raise RolloutsError(f"the Prefect server did not answer within {START_DEADLINE:.0f} s; its log: {log}")

@@ -6,6 +6,9 @@ faults of a machine; `infra.jobs.stage_job` says which of them a retry can help.
 
 from collections.abc import Sequence
 
+MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""The exceptions of code that meets data of another shape than it expects."""
+
 
 class RolloutsError(Exception):
     """The base class of all errors that this project raises on purpose."""

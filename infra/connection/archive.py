@@ -15,7 +15,10 @@ import infra
 import rollouts_core
 from infra.connection import loader
 
-ALONG = ("__init__.py", "store/__init__.py", "store/locks.py", "store/flush.py", "network.py", "weight_changes.py")
+ALONG = (
+    "__init__.py", "store/__init__.py", "store/locks.py", "store/flush.py", "errors.py", "network.py",
+    "weight_changes.py",
+)  # fmt: skip
 """Modules of the library that the agent uses; they, too, need the standard library only."""
 MAIN = "import sys\n\nfrom infra.host.agent import main\n\nsys.exit(main(sys.argv[1:]))\n"
 LOAD = "import base64,sys;exec(base64.b64decode(sys.argv[1]))"

@@ -9,8 +9,11 @@ import json
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+
+from rollouts_core.errors import MISSHAPEN
 
 SECONDS = 300.0
 """The deadline of a replica's answer: it reads all of its weights."""
@@ -35,9 +38,9 @@ def _checksum(replica: Mapping[str, Any]) -> dict[str, Any]:
         told = _asked(f"{replica['url']}/weights_checker", {"action": "checksum"})
         version = _asked(f"{replica['url']}/model_info")["weight_version"]
         ranks = told.get("per_engine_checksum") or told["ranks"]
-    except (OSError, ValueError, KeyError) as error:
-        return {"name": replica["name"], "problem": f"it does not say: {error}"}
-    checksum = ranks if isinstance(ranks, str) else " ".join(rank["per_gpu_checksum"] for rank in ranks)
+        checksum = ranks if isinstance(ranks, str) else " ".join(rank["per_gpu_checksum"] for rank in ranks)
+    except (*MISSHAPEN, OSError, HTTPException) as error:
+        return {"name": replica["name"], "problem": f"it does not say: {type(error).__name__}: {error}"}
     return {"name": replica["name"], "version": version, "checksum": checksum}
 
 

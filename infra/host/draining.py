@@ -6,10 +6,10 @@ with its tokens, if the engine can do that, and continues elsewhere.
 
 import asyncio
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -43,5 +43,5 @@ def _post(url: str, body: dict[str, Any]) -> None:
     """Send a request. A failure is ignored, because the server ends anyway."""
     asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError), opener.open(asked, timeout=ABORT_SECONDS):
+    with suppress(OSError, HTTPException), opener.open(asked, timeout=ABORT_SECONDS):
         pass

@@ -32,6 +32,7 @@ from infra.host.files import add_record, write_json
 from infra.host.keeping import HANDED
 from infra.host.links import LINE
 from infra.host.relay import Onward
+from rollouts_core.errors import MISSHAPEN
 from rollouts_core.weight_changes import changed
 
 LOOK_SECONDS = 1.0
@@ -42,8 +43,6 @@ THREADS = 8
 PIECE = 2**18
 WINDOW = 2**22
 """Bytes that are read ahead."""
-MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""The exceptions of code that meets a request of another shape than it expects."""
 
 
 class Gate:

@@ -22,10 +22,10 @@ import signal
 import stat
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections import deque
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +243,7 @@ def answers(url: str, seconds: float) -> bool:
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=seconds) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
+    except (OSError, HTTPException):
         return False
 
 

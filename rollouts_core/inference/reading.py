@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rollouts_core.errors import MalformedAnswer
+from rollouts_core.errors import MISSHAPEN, MalformedAnswer
 
 QUOTED = 500
 """Characters of an answer that are quoted in an error."""
-MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""The exceptions of code that meets data of another shape than it expects."""
 
 
 def json_in(content: str | bytes, where: str) -> Any:

@@ -6,11 +6,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
 from rollouts_core.config import EngineConfig
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import MISSHAPEN, BadInput
 from rollouts_core.inference.engine import InferenceEngine
 from rollouts_core.inference.registry import embedded_engine, server_engine
 from rollouts_core.inference.replicas import FixedServers
@@ -67,8 +68,10 @@ def kind_at(address: str) -> Literal["sglang", "vllm"]:
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             owner = str(json.load(answer)["data"][0]["owned_by"])
-    except (OSError, ValueError, LookupError) as error:
-        raise BadInput(f"engine: {url} does not answer as a server of models does: {error}") from None
+    except (OSError, HTTPException, *MISSHAPEN) as error:
+        raise BadInput(
+            f"engine: {url} does not answer as a server of models does: {type(error).__name__}: {error}"
+        ) from None
     if owner == "sglang" or owner == "vllm":
         return owner  # type: ignore[return-value]
     raise BadInput(f"engine: {address} is served by {owner}; SGLang and vLLM are known")

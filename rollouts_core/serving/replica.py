@@ -18,10 +18,9 @@ from typing import Any
 from aiohttp import web
 
 from rollouts_core.data.tokenizers import load_tokenizer
-from rollouts_core.errors import EngineError, RolloutsError, WeightMismatch
+from rollouts_core.errors import MISSHAPEN, EngineError, RolloutsError, WeightMismatch
 from rollouts_core.inference.embedded import EmbeddedEngine
 from rollouts_core.inference.engine import Completion, GenerationRequest, Truncation
-from rollouts_core.inference.reading import MISSHAPEN
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.serving.receiving import Receiver
 from rollouts_core.stages.job import prepare_torch

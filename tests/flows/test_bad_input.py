@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from infra.host.system import free_port
+from tests.answering import SSH, answering, ok
 from tests.conftest import Done
 
 Rollouts = Callable[..., Done]
@@ -104,23 +104,11 @@ def test_a_reward_that_does_not_import(rollouts: Rollouts, config_file: Callable
     refused(rollouts("run", config), "its import raised ModuleNotFoundError: No module named 'nonsense'")
 
 
-@pytest.fixture
-def stranger() -> Iterator[str]:
+@pytest.fixture(params=[ok(b"hello"), SSH], ids=["http", "ssh"])
+def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
     """A port taken by a program that is no Prefect server."""
-
-    class Hello(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
-        server.shutdown()
+    with answering(request.param) as url:
+        yield f"{url}/api"
 
 
 def test_a_port_taken_by_another_program(rollouts: Rollouts, config_file: Callable[..., Path], stranger: str) -> None:

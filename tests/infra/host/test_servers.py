@@ -18,6 +18,7 @@ import pytest
 from infra.host import jobs, servers
 from rollouts_core.errors import EngineUnavailable
 from rollouts_core.inference.replicas import Replica, SupervisedServers
+from tests.answering import SSH, answering, ok
 
 DEADLINE = 30.0
 SERVER = """
@@ -183,6 +184,12 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
     with kept(tmp_path, start_seconds=1.0) as those:
         until(lambda: jobs.poll(tmp_path, those.name)["state"] == "finished")
         assert "did not answer within 1 s" in jobs.poll(tmp_path, those.name)["message"]
+
+
+@pytest.mark.parametrize(("said", "expected"), [(ok(b""), True), (SSH, False), (b"", False)])
+def test_another_program_at_the_port_is_no_answer(said: bytes, expected: bool) -> None:
+    with answering(said) as url:
+        assert servers.answers(url, 5.0) is expected
 
 
 @pytest.mark.slow

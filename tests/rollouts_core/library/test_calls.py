@@ -17,6 +17,7 @@ import rollouts_core as rc
 from rollouts_core.config import CustomAlgorithm
 from rollouts_core.inference.torch_engine import copy_of
 from rollouts_core.library import training as training_module
+from tests.answering import SSH, answering, ok
 
 SHAPE = rc.ScratchModel(hidden_size=32, layers=1, heads=2, kv_heads=2, intermediate_size=64)
 PAIRS = [(a, b) for a in range(4) for b in range(4)]
@@ -254,6 +255,12 @@ BAD: dict[str, tuple[Callable[[rc.LanguageModel], Any], str]] = {
     ),
     "a file": (lambda policy: rc.sft(policy, "rows.csv"), "data: rows.csv is no file of rows"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("said", [SSH, ok(b"{", length=500), ok(b"[]"), ok(b'{"data": [1]}')])
+def test_an_address_where_something_else_answers_is_refused(said: bytes, policy: rc.LanguageModel) -> None:
+    with answering(said) as url, pytest.raises(rc.BadInput, match="does not answer as a server of models does"):
+        rc.grpo(policy, PROMPTS, reward, CONFIG, engine=url)
 
 
 @pytest.mark.parametrize("name", BAD)
