@@ -128,7 +128,7 @@ class Matrix:
                 return Outcome(case, "?", 0, 0.0, {}, False, [], f"{type(error).__name__}: {error}")
 
     def _run(self, case: Case, stack: ExitStack) -> Outcome:
-        directory = self._root / f"case-{case.number}"
+        directory = self._root / f"case-{case.number:04}"
         directory.mkdir()
         evaluated = case.stage.startswith("evaluate")
         write_config(directory, self._root / "data", evaluated)
@@ -139,11 +139,11 @@ class Matrix:
         if case.fault == "store unreachable":
             wire, url, home = (
                 Wire(("127.0.0.1", self._s3_port)),
-                f"s3://case-{case.number}/store",
+                f"s3://case-{case.number:04}/store",
                 directory / ".rollouts",
             )
             environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{wire.port}"
-            wait_for(partial(_has_bucket, f"case-{case.number}"), 60.0, "a bucket")
+            wait_for(partial(_has_bucket, f"case-{case.number:04}"), 60.0, "a bucket")
         world = open_world(directory, environment, home, url)
         if url is None:
             link_stages(self._references[evaluated], world, ["bootstrap", *BEFORE[case.stage]])

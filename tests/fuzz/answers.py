@@ -77,8 +77,19 @@ TEMPLATES = {
     "sglang": SGLANG, "vllm": VLLM, "teacher-sglang": SGLANG, "teacher-vllm": VLLM, "chat": CHAT, "text": VLLM,
     "claude": CLAUDE, "sglang-events": SGLANG_EVENTS, "chat-events": CHAT_EVENTS, "claude-events": CLAUDE_EVENTS,
 }  # fmt: skip
+STATUSES = (200, 204, 100, 101, 301, 307, 400, 401, 404, 408, 429, 500, 503, 529, 999)
+HEADERS = {
+    "Content-Length": ("0", "3", "99", "-1", "x", "9" * 30), "Transfer-Encoding": ("chunked", "gzip", "x"),
+    "Content-Encoding": ("gzip", "deflate", "br", "zstd", "x"), "Content-Type": ("text/plain; charset=x", "x", ""),
+    "Location": ("/", "//", "http://[", "file:///etc/passwd", "http://127.0.0.1:99999"), "Connection": ("close", "x"),
+    "Retry-After": ("1", "inf", "-1", "9" * 400, "1 Oct 99999 07:28:00 GMT", "1 Jan 0001 00:00:00 +2359", "\u00b2"),
+    "Retry-After-Ms": ("1", "nan", "inf", "1e999", "x"), "X-Ratelimit-Remaining-Tokens": ("0", "x"),
+    "X-Ratelimit-Reset-Tokens": ("6m0s", "9" * 400 + "h", "1.1.1s", "x"),
+    "Set-Cookie": ("a=b; Max-Age=x", "=", "\u00e9"),
+}  # fmt: skip
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 Given = tuple[str, bytes]
-"""Who is to read it, and the bytes of the body."""
+"""Who is to read it, and the bytes of the answer."""
 
 
 def _body(names: tuple[str, ...], draw: random.Random) -> Given:
@@ -90,25 +101,41 @@ def _body(names: tuple[str, ...], draw: random.Random) -> Given:
     else:
         body = json.dumps(data)
     content = body.encode()
-    return name, changed_bytes(content, draw) if draw.random() < 0.4 else content
+    content = changed_bytes(content, draw) if draw.random() < 0.4 else content
+    return name, HEAD % len(content) + content
+
+
+def _head(draw: random.Random) -> Given:
+    """An answer whose head is damaged, or says what servers seldom say."""
+    name = draw.choice(list(TEMPLATES))
+    body = json.dumps(TEMPLATES[name]).encode()
+    chosen = draw.sample(list(HEADERS), draw.randint(0, 3))
+    told = {"Content-Length": str(len(body)), **{header: draw.choice(HEADERS[header]) for header in chosen}}
+    lines = [f"HTTP/1.1 {draw.choice(STATUSES)} OK", *(f"{header}: {value}" for header, value in told.items())]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    return name, (changed_bytes(head, draw) if draw.random() < 0.4 else head) + body
 
 
 class _Server:
-    """Answers every request with the bytes that are set."""
+    """Answers every request with the bytes that are set, and then ends the connection if it `ends`."""
 
-    body = b""
-    url = ""
+    answer = b""
+
+    def __init__(self, ends: bool) -> None:
+        self.ends = ends
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while True:
+            answered = False
+            while not (answered and self.ends):
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(
                     (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0"
                 )
                 await reader.readexactly(int(length.partition(b":")[2]))
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(self.body) + self.body)
+                writer.write(self.answer)
                 await writer.drain()
+                answered = True
         except (asyncio.IncompleteReadError, OSError):
             return
         finally:
@@ -116,8 +143,8 @@ class _Server:
 
 
 @asynccontextmanager
-async def _opened() -> AsyncIterator[Callable[[Given], Awaitable[None]]]:
-    server = _Server()
+async def _opened(ends: bool = False) -> AsyncIterator[Callable[[Given], Awaitable[None]]]:
+    server = _Server(ends)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     service = Service(url, "m", tries=1)
@@ -163,7 +190,7 @@ async def _opened() -> AsyncIterator[Callable[[Given], Awaitable[None]]]:
         }
 
         async def read(given: Given) -> None:
-            name, server.body = given
+            name, server.answer = given
             with anyio.fail_after(30):
                 await readers[name]()
 
@@ -171,6 +198,17 @@ async def _opened() -> AsyncIterator[Callable[[Given], Awaitable[None]]]:
             yield read
         finally:
             await http.aclose()
+
+
+@asynccontextmanager
+async def _opened_anew() -> AsyncIterator[Callable[[Given], Awaitable[None]]]:
+    """New clients for each answer, because an answer may ask them to wait."""
+
+    async def read(given: Given) -> None:
+        async with _opened(ends=True) as once:
+            await once(given)
+
+    yield read
 
 
 async def _then(answer: Awaitable[Any], read: Callable[[Any], object]) -> None:
@@ -205,5 +243,6 @@ STREAMS = tuple(name for name in TEMPLATES if name.endswith("-events"))
 TARGETS: dict[str, Target] = {
     "answers": Target(partial(_body, WHOLE), partial(in_event_loop, _opened)),
     "streams": Target(partial(_body, STREAMS), partial(in_event_loop, _opened)),
+    "heads": Target(_head, partial(in_event_loop, _opened_anew)),
     "requests": Target(_asked, _own_server),
 }
