@@ -46,7 +46,7 @@ class JsonClient:
                 answer = await self._client.request(method, url, json=body, headers=dict(headers or {}))
         except TimeoutError:
             raise EngineUnavailable(f"{method} {url}: no answer in {deadline:g} s") from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, UnicodeError) as error:  # httpx reads some headers as ASCII
             raise EngineUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from None
         _raise_for(answer.status_code, answer.text, f"{method} {url}")
         return json_in(answer.text, f"{method} {url}") if answer.text.strip() else None
@@ -67,7 +67,7 @@ class JsonClient:
                         return
                     if told:
                         yield _event(json_in(told, asked), asked)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, UnicodeError) as error:  # httpx reads some headers as ASCII
             raise EngineUnavailable(f"{asked}: {type(error).__name__}: {error}") from None
         raise EngineUnavailable(f"{asked}: the answer broke off")
 
