@@ -19,7 +19,7 @@ from rollouts_core.config import EngineConfig, PipelineConfig, Served, Tokenizat
 from rollouts_core.config.algorithms import CustomAlgorithm
 from rollouts_core.config.placement import gpus_of_server
 from rollouts_core.environments.registry import check_environment, load_environment
-from rollouts_core.errors import BadInput
+from rollouts_core.errors import MISSHAPEN, BadInput
 from rollouts_core.housekeeping.refresh import stages_to_refresh
 from rollouts_core.inference.families import is_reward_model
 from rollouts_core.observe.hub import check_hub
@@ -188,7 +188,7 @@ def check_server(url: str) -> None:
             healthy = json.load(answer) is True
     except urllib.error.HTTPError as error:
         healthy = error.code in (401, 403)
-    except (OSError, ValueError, HTTPException) as error:
+    except (*MISSHAPEN, OSError, HTTPException) as error:
         raise BadInput(
             f"no Prefect server answers at {url} ({error}): start it, or unset PREFECT_API_URL to run without one"
         ) from None

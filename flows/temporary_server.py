@@ -14,15 +14,14 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 
 from flows import supervisor
 from flows.found_server import find_server, prefect_home
 from infra.host.system import free_port
 from rollouts_core.errors import RolloutsError
+from rollouts_core.loopback import opened
 
 START_DEADLINE = 120.0
 STOP_DEADLINE = 10.0
@@ -86,8 +85,8 @@ def wait_until_healthy(api: str, server: "subprocess.Popen[bytes]", log: str) ->
         if server.poll() is not None:
             raise RolloutsError(f"the Prefect server ended with status {server.returncode}; its log: {log}")
         try:
-            with urllib.request.urlopen(f"{api}/health", timeout=2):
+            with opened(f"{api}/health", 2.0):
                 return
-        except (OSError, HTTPException):
+        except OSError:
             time.sleep(0.05)
     raise RolloutsError(f"the Prefect server did not answer within {START_DEADLINE:.0f} s; its log: {log}")

@@ -16,8 +16,8 @@ import rollouts_core
 from infra.connection import loader
 
 ALONG = (
-    "__init__.py", "store/__init__.py", "store/locks.py", "store/flush.py", "errors.py", "network.py",
-    "weight_changes.py",
+    "__init__.py", "store/__init__.py", "store/locks.py", "store/flush.py", "errors.py", "loopback.py",
+    "network.py", "weight_changes.py",
 )  # fmt: skip
 """Modules of the library that the agent uses; they, too, need the standard library only."""
 MAIN = "import sys\n\nfrom infra.host.agent import main\n\nsys.exit(main(sys.argv[1:]))\n"

@@ -9,11 +9,11 @@ import json
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from rollouts_core.errors import MISSHAPEN
+from rollouts_core.loopback import opened
 
 SECONDS = 300.0
 """The deadline of a replica's answer: it reads all of its weights."""
@@ -39,7 +39,7 @@ def _checksum(replica: Mapping[str, Any]) -> dict[str, Any]:
         version = _asked(f"{replica['url']}/model_info")["weight_version"]
         ranks = told.get("per_engine_checksum") or told["ranks"]
         checksum = ranks if isinstance(ranks, str) else " ".join(rank["per_gpu_checksum"] for rank in ranks)
-    except (*MISSHAPEN, OSError, HTTPException) as error:
+    except (*MISSHAPEN, OSError) as error:
         return {"name": replica["name"], "problem": f"it does not say: {type(error).__name__}: {error}"}
     return {"name": replica["name"], "version": version, "checksum": checksum}
 
@@ -47,6 +47,6 @@ def _checksum(replica: Mapping[str, Any]) -> dict[str, Any]:
 def _asked(url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=SECONDS) as answer:
+    with opened(asked, SECONDS) as answer:
         found: dict[str, Any] = json.load(answer)
     return found

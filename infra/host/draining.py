@@ -9,9 +9,10 @@ import json
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+
+from rollouts_core.loopback import opened
 
 LOOK_SECONDS = 1.0
 LEAVE_SECONDS = 30.0
@@ -42,6 +43,5 @@ async def until_drained(note: Path, replicas: Sequence[Any], tell: Callable[[], 
 def _post(url: str, body: dict[str, Any]) -> None:
     """Send a request. A failure is ignored, because the server ends anyway."""
     asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError, HTTPException), opener.open(asked, timeout=ABORT_SECONDS):
+    with suppress(OSError), opened(asked, ABORT_SECONDS):
         pass

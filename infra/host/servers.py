@@ -22,10 +22,8 @@ import signal
 import stat
 import sys
 import time
-import urllib.request
 from collections import deque
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from infra.host.files import add_record, write_json
 from infra.host.gate import Gate, keep_gate
 from infra.host.relay import keep_ways
 from infra.host.system import end_with_parent, free_port
+from rollouts_core.loopback import opened
 from rollouts_core.network import interface_variables
 from rollouts_core.store.locks import try_lock
 
@@ -241,9 +240,9 @@ def answering(directory: Path) -> dict[str, int] | None:
 def answers(url: str, seconds: float) -> bool:
     """Whether a GET of it is answered well in time."""
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=seconds) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
+        with opened(url, seconds) as answer:
+            return answer.status == 200
+    except OSError:
         return False
 
 

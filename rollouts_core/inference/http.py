@@ -15,6 +15,8 @@ from rollouts_core.errors import EngineRefused, EngineUnavailable
 from rollouts_core.inference.reading import QUOTED, json_in
 
 DONE = "[DONE]"
+NO_ANSWER = (httpx.HTTPError, UnicodeError)
+"""The exceptions of httpx for a connection or an answer that fails. It reads some headers as ASCII."""
 
 
 class JsonClient:
@@ -46,7 +48,7 @@ class JsonClient:
                 answer = await self._client.request(method, url, json=body, headers=dict(headers or {}))
         except TimeoutError:
             raise EngineUnavailable(f"{method} {url}: no answer in {deadline:g} s") from None
-        except (httpx.HTTPError, UnicodeError) as error:  # httpx reads some headers as ASCII
+        except NO_ANSWER as error:
             raise EngineUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from None
         _raise_for(answer.status_code, answer.text, f"{method} {url}")
         return json_in(answer.text, f"{method} {url}") if answer.text.strip() else None
@@ -67,7 +69,7 @@ class JsonClient:
                         return
                     if told:
                         yield _event(json_in(told, asked), asked)
-        except (httpx.HTTPError, UnicodeError) as error:  # httpx reads some headers as ASCII
+        except NO_ANSWER as error:
             raise EngineUnavailable(f"{asked}: {type(error).__name__}: {error}") from None
         raise EngineUnavailable(f"{asked}: the answer broke off")
 

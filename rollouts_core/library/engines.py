@@ -2,11 +2,9 @@
 
 import json
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +15,7 @@ from rollouts_core.inference.registry import embedded_engine, server_engine
 from rollouts_core.inference.replicas import FixedServers
 from rollouts_core.inference.torch_engine import TorchEngine, copy_of
 from rollouts_core.library.models import LanguageModel
+from rollouts_core.loopback import opened
 
 ANSWER_SECONDS = 10.0
 EMBEDDED = "embedded"
@@ -66,9 +65,9 @@ def kind_at(address: str) -> Literal["sglang", "vllm"]:
     """The kind of the server at an address. Raises `BadInput` if no server answers, or one of another kind."""
     url = f"{address.rstrip('/')}/v1/models"
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+        with opened(url, ANSWER_SECONDS) as answer:
             owner = str(json.load(answer)["data"][0]["owned_by"])
-    except (OSError, HTTPException, *MISSHAPEN) as error:
+    except (OSError, *MISSHAPEN) as error:
         raise BadInput(
             f"engine: {url} does not answer as a server of models does: {type(error).__name__}: {error}"
         ) from None

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parent.parent
 WITHOUT_RESULTS = tuple(
     f"{PACKAGE}/{path}"
     for path in (
-        "config/", "metrics/", "observe/", "store/", "concurrency.py", "errors.py", "memory.py", "inference/http.py",
-        "inference/replicas.py", "rollout/journal.py", "rollout/records.py", "stages/stage.py", "stages/workload.py",
-        "stages/workspace.py", "training/flops.py",
+        "config/", "metrics/", "observe/", "store/", "concurrency.py", "errors.py", "loopback.py", "memory.py",
+        "inference/http.py", "inference/replicas.py", "rollout/journal.py", "rollout/records.py", "stages/stage.py",
+        "stages/workload.py", "stages/workspace.py", "training/flops.py",
     )
 )  # fmt: skip
 """Code that moves bytes, counts and prints. What a config says enters keys, so code that reads configs is among it."""

@@ -4,11 +4,12 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import anyio.from_thread
+import anyio.to_thread
 import httpx
 import numpy as np
 
@@ -21,6 +22,7 @@ from rollouts_core.inference.endpoints.service import Service
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.http import JsonClient
 from rollouts_core.inference.streamed import Pieces
+from rollouts_core.loopback import opened
 from rollouts_core.serving.api import app_for
 from rollouts_core.serving.talker import Talker
 from rollouts_core.training import reference
@@ -76,6 +78,7 @@ ASKED: dict[str, Any] = {
 TEMPLATES = {
     "sglang": SGLANG, "vllm": VLLM, "teacher-sglang": SGLANG, "teacher-vllm": VLLM, "chat": CHAT, "text": VLLM,
     "claude": CLAUDE, "sglang-events": SGLANG_EVENTS, "chat-events": CHAT_EVENTS, "claude-events": CLAUDE_EVENTS,
+    "plain": SGLANG,
 }  # fmt: skip
 STATUSES = (200, 204, 100, 101, 301, 307, 400, 401, 404, 408, 429, 500, 503, 529, 999)
 HEADERS = {
@@ -126,8 +129,7 @@ class _Server:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            answered = False
-            while not (answered and self.ends):
+            while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(
                     (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0"
@@ -135,7 +137,8 @@ class _Server:
                 await reader.readexactly(int(length.partition(b":")[2]))
                 writer.write(self.answer)
                 await writer.drain()
-                answered = True
+                if self.ends:
+                    return
         except (asyncio.IncompleteReadError, OSError):
             return
         finally:
@@ -172,6 +175,10 @@ async def _opened(ends: bool = False) -> AsyncIterator[Callable[[Given], Awaitab
                 raise
             sglang.read_completion(pieces.whole(), REQUEST)
 
+        def plain() -> None:
+            with suppress(OSError), opened(url, 5.0) as answer:
+                answer.read()
+
         async def all_of(stream: AsyncIterator[Any]) -> None:
             async for _ in stream:
                 pass
@@ -187,6 +194,7 @@ async def _opened(ends: bool = False) -> AsyncIterator[Callable[[Given], Awaitab
             "sglang-events": streamed,
             "chat-events": lambda: all_of(openai.stream(STATE, 3)),
             "claude-events": lambda: all_of(anthropic.stream(STATE, 3)),
+            "plain": lambda: anyio.to_thread.run_sync(plain),
         }
 
         async def read(given: Given) -> None:

@@ -186,7 +186,10 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
         assert "did not answer within 1 s" in jobs.poll(tmp_path, those.name)["message"]
 
 
-@pytest.mark.parametrize(("said", "expected"), [(ok(b""), True), (SSH, False), (b"", False)])
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [(ok(b""), True), (SSH, False), (b"", False), (b"HTTP/1.0 301 Moved\r\nLocation: http://[\r\n\r\n", False)],
+)
 def test_another_program_at_the_port_is_no_answer(said: bytes, expected: bool) -> None:
     with answering(said) as url:
         assert servers.answers(url, 5.0) is expected

@@ -14,6 +14,7 @@ from rollouts_core.errors import EngineRefused, EngineUnavailable, MalformedAnsw
 from rollouts_core.inference import sglang, vllm
 from rollouts_core.inference.engine import GenerationRequest
 from rollouts_core.inference.http import JsonClient
+from tests.answering import answering
 
 REQUEST = GenerationRequest("r", (1, 2), 3, ())
 Answer = tuple[int, bytes, float]
@@ -88,6 +89,12 @@ def test_nobody_there_is_unavailable() -> None:
         port = probe.getsockname()[1]
     with pytest.raises(EngineUnavailable, match="ConnectError"):
         ask(f"http://127.0.0.1:{port}/ask")
+
+
+def test_a_header_that_httpx_cannot_read_is_unavailable() -> None:
+    moved = b"HTTP/1.1 307 OK\r\nLocation: /\r\nSet-Cookie: \xc3\xa9\r\nContent-Length: 0\r\n\r\n"
+    with answering(moved) as url, pytest.raises(EngineUnavailable, match="UnicodeEncodeError"):
+        ask(url)
 
 
 def sglang_answer(**changes: Any) -> dict[str, Any]:
