@@ -38,7 +38,10 @@ def deploy_command(options: argparse.Namespace) -> int:
     """Register with the server that is configured. Raises `BadInput` when there is none."""
     url = PREFECT_API_URL.value()
     if not url:
-        raise BadInput("PREFECT_API_URL is not set: name the server, as http://127.0.0.1:4200/api; or `rollouts up`")
+        raise BadInput(
+            "PREFECT_API_URL is not set: set it to your server's address, as http://127.0.0.1:4200/api; "
+            "or use `rollouts up`"
+        )
     check_server(url)
     folder = options.configs.resolve()
     deployments = deployments_of(read_configs(folder, options.store), folder.parent)

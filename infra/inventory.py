@@ -135,7 +135,7 @@ def load_inventory() -> dict[str, Host]:
             problems += [f"{name}: {problem.removeprefix('Host.')}" for problem in error.problems]
     jumps = {name: host.jump for name, host in found.items() if host.jump}
     problems += [
-        f"{name}: jump {jump!r} is no machine of this file" for name, jump in jumps.items() if jump not in tables
+        f"{name}: jump {jump!r} is not a machine of this file" for name, jump in jumps.items() if jump not in tables
     ]
     problems += [f"{name}: its jumps lead back to it" for name in jumps if _leads_back(name, jumps)]
     if problems:
@@ -177,13 +177,13 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 def _host(name: str, table: Any) -> Host:
     if not isinstance(table, dict):
-        raise BadInput(f"is no table: write [{name}] above its fields")
+        raise BadInput(f"is not a table: write [{name}] above its fields")
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise BadInput(f"{name!r} is no name for a machine: letters, digits, '-', '_' and '.'")
+        raise BadInput(f"{name!r} is not a valid name of a machine: use letters, digits, '-', '_' and '.'")
     unknown = sorted(set(table) - {field.name for field in fields(Host)})
     nested = table.get("slurm", {})
     if not isinstance(nested, dict):
-        raise BadInput(f"slurm: is no table: write [{name}.slurm] above its fields")
+        raise BadInput(f"slurm: is not a table: write [{name}.slurm] above its fields")
     unknown += [f"slurm.{field}" for field in sorted(set(nested) - {field.name for field in fields(Slurm)})]
     if unknown:
         raise BadInput([f"{field}: no such field" for field in unknown])

@@ -74,7 +74,7 @@ def task_runner(settings: TokenizationConfig) -> TaskRunner[Any]:
             ray: TaskRunner[Any] = RayTaskRunner(address=settings.cluster)
             return ray
         case "slurm":
-            raise AssertionError("a job array is none of Prefect's task runners")
+            raise AssertionError("a job array is not a task runner of Prefect")
 
 
 @flow(name="tokenize-parts", flow_run_name="{name} in parts", validate_parameters=False, persist_result=False)

@@ -155,7 +155,9 @@ class Remote:
                 channel.sendall(LENGTH.pack(len(data)) + data)
                 (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
                 if length > MAX_REQUEST:
-                    raise MachineError(f"{self.name}: an answer of {length:,} bytes is refused")
+                    raise MachineError(
+                        f"{self.name}: its answer has {length:,} bytes; at most {MAX_REQUEST:,} are read"
+                    )
                 content = _exactly(channel, length)
             except (OSError, EOFError, paramiko.SSHException, struct.error) as error:
                 self.close()

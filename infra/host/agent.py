@@ -426,9 +426,9 @@ def _known(work: Path) -> dict[str, Path]:
 
 
 def _name(name: str) -> str:
-    """Refuses what is no plain name, before it becomes part of a path."""
+    """Refuses what is not a plain name, before it becomes part of a path."""
     if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise trees.BadTree(f"{name!r} is no name")
+        raise trees.BadTree(f"{name!r} is not a valid name")
     return name
 
 

@@ -57,7 +57,7 @@ def refuse_bad_names(entries: Sequence[Entry]) -> None:
             case _:
                 raise BadTree(f"{entry!r} is not the path, size and digest of a file")
         if "\0" in path or not STEPS_NOWHERE.isdisjoint(path.split("/")) or not _is_encodable(path):
-            raise BadTree(f"{path!r} is no name of a file inside a directory")
+            raise BadTree(f"{path!r} does not name a file inside a directory")
         if path in seen or not 0 <= size <= LARGEST or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
             raise BadTree(f"{path!r} comes twice, or with a size or digest that no file has")
         seen.add(path)

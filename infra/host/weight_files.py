@@ -27,7 +27,7 @@ SUFFIX = ".sha256"
 def plain(name: str) -> str:
     """The name. Raises ValueError where it could be a path to somewhere else."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} is not a valid name")
     return name
 
 

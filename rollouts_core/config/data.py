@@ -10,7 +10,7 @@ from rollouts_core.config.schema import Added, Operational, one_of, part
 
 def _text(value: object) -> str:
     if not isinstance(value, Path | str) or not str(value).strip():
-        raise ValueError("is no path and no URL")
+        raise ValueError("is neither a path nor a URL")
     return str(value)
 
 

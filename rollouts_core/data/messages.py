@@ -31,7 +31,7 @@ def tools_problem(tools: Any) -> str:
     """The problem of a list of tools in data; empty if there is none."""
     listed = _parsed(tools) if tools else []
     if not isinstance(listed, list | tuple):
-        return "'tools' is no list of tools"
+        return "'tools' is not a list of tools"
     for number, tool in enumerate(listed):
         given = _function_of(tool) if isinstance(tool, Mapping) else {}
         if not isinstance(given.get("name"), str):
@@ -87,7 +87,7 @@ def _message_problem(message: Any) -> str:
         return f"has no role among {', '.join(ROLES)}"
     calls = message.get("tool_calls") or ()
     if not isinstance(calls, list | tuple):
-        return "has tool_calls that are no list"
+        return "has tool_calls that are not a list"
     if _text(message.get("content")) is None and not (calls and message.get("content") is None):
         return "has no text under 'content'"
     if calls and message["role"] != "assistant":
@@ -99,7 +99,7 @@ def _message_problem(message: Any) -> str:
         if not isinstance(_parsed(given.get("arguments") or {}), Mapping):
             return f"has tool_calls[{number}] whose arguments are no JSON object"
     named = [name for name in (*REASONING, "name", "tool_call_id") if not isinstance(message.get(name) or "", str)]
-    return f"has {named[0]!r} that is no text" if named else ""
+    return f"has {named[0]!r} that is not text" if named else ""
 
 
 def _text(content: Any) -> str | None:

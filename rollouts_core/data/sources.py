@@ -171,7 +171,7 @@ def _problem(value: Data) -> str:
     texts = [name for name, entry in split.items() if isinstance(entry, str)]
     others = [name for name in split if name not in texts]
     if texts and others:
-        return f"{others[0]!r} is no text, as {texts[0]!r} is"
+        return f"{others[0]!r} is not text, as {texts[0]!r} is"
     problems = (messages_problem(split[name], name) for name in others)
     return next(filter(None, problems), "") or _preference_problem(split) or tools_problem(value.get("tools"))
 

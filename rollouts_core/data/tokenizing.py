@@ -145,7 +145,7 @@ def prompt_of(row: Row) -> Sequence[Any]:
 
 
 def _metadata(row: Row) -> Mapping[str, Any]:
-    """A prompt that is no conversation is kept as text, for people to read."""
+    """A prompt that is not a conversation is kept as text, for people to read."""
     return {**row.metadata, "prompt": row.plain[0]} if not row.messages else row.metadata
 
 

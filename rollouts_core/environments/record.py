@@ -27,7 +27,7 @@ def trajectory_to_data(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_from_data(data: Mapping[str, Any]) -> Trajectory:
-    """Raises ValueError, KeyError or TypeError for what is no record."""
+    """Raises ValueError, KeyError or TypeError for what is not a record."""
     return Trajectory(state_from_data(data["start"]), tuple(_event_from_data(event) for event in data["events"]))
 
 

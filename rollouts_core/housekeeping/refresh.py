@@ -16,7 +16,7 @@ from rollouts_core.store.store import Store
 def stages_to_refresh(plan: Plan, names: Sequence[str]) -> list[Stage]:
     """The stages of these names ('rl' means all its segments) and what is made from them.
 
-    Raises `BadInput` for a name that is no stage.
+    Raises `BadInput` for a name that is not a stage.
     """
     known = {stage.name for stage in plan.stages} | {stage.kind for stage in plan.stages}
     if unknown := [name for name in names if name not in known]:

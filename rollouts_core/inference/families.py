@@ -46,7 +46,7 @@ def problems_of(config: Mapping[str, Any]) -> list[str]:
         return [f"{kind} is not supported: {reason}"]
     for architecture in config.get("architectures") or ():
         if architecture.endswith(NO_DECODERS) or config.get("is_encoder_decoder"):
-            return [f"{architecture} is no causal language model, which is what is trained here"]
+            return [f"{architecture} is not a causal language model, and only those are trained here"]
     others = sorted(set(config.get("layer_types") or ()) - LAYERS)
     if others:
         return [f"{kind} has layers of {', '.join(others)}, and only layers that attend are computed here"]

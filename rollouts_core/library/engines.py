@@ -36,7 +36,7 @@ def create_engine(policy: LanguageModel, max_length: int | None = None) -> Torch
 
 
 def check_engine(engine: Any) -> None:
-    """Raises `BadInput`, naming the argument, where it is none of what `maker_of` takes."""
+    """Raises `BadInput`, naming the argument, if it is not one of what `maker_of` takes."""
     if isinstance(engine, str) and engine != EMBEDDED:
         kind_at(engine)
     elif not isinstance(engine, str) and engine is not None and not callable(engine):

@@ -119,7 +119,8 @@ def grpo(
     check_context(policy.model, room)
     if longest + (config.max_new_tokens if environment is None else 1) > room:
         raise BadInput(
-            f"max_length {room}: the longest prompt has {longest} tokens, and answers {config.max_new_tokens}"
+            f"max_length {room}: the longest prompt has {longest} tokens; with answers of "
+            f"{config.max_new_tokens} it does not fit"
         )
     place = Path(directory) if directory is not None else None
     refers = place is not None and bool(config.kl_coef)

@@ -92,7 +92,9 @@ def rows_from(data: Rows, argument: str, begin: Begin | None = None) -> list[Row
 def _of_file(path: Path, argument: str, begin: Begin | None) -> list[Row]:
     if path.suffix not in FILES:
         known = ", ".join(FILES)
-        raise BadInput(f"{argument}: {path} is no file of rows ({known}); of a data set, pass what load_dataset gives")
+        raise BadInput(
+            f"{argument}: {path} is not a file of rows ({known}); for a data set, pass what load_dataset gives"
+        )
     source = FILES[path.suffix](path=path)
     return load_rows(source, identify_source(source), begin)
 

@@ -52,7 +52,7 @@ class JudgeSettings:
 def judge(service: Service, settings: JudgeSettings) -> OpenReward:
     """Verdicts of a service's model on answers, from 0 to 1. A judge that gives none fails the answer."""
     if settings.low >= settings.high:
-        raise BadInput(f"judge: its scale is from {settings.low:g} to {settings.high:g}")
+        raise BadInput(f"judge: low ({settings.low:g}) must be below high ({settings.high:g})")
 
     @asynccontextmanager
     async def open_judge() -> AsyncIterator[RewardFunction]:

@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 def math_equal(seconds: float = 10.0) -> OpenReward:
     """1.0 where the last expression of the answer, or what it puts in a box, equals the row's `answer`; else 0.0.
 
-    What takes longer than `seconds` to compare is not equal. An `answer` that is no mathematics fails.
+    What takes longer than `seconds` to compare is not equal. An `answer` that is not mathematics fails.
     """
 
     @asynccontextmanager

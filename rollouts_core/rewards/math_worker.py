@@ -33,7 +33,7 @@ def _compared(parse: Any, verify: Any, answer: str, response: str) -> dict[str, 
     marked = answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
     wanted = parse(marked, parsing_timeout=None) or parse(answer, parsing_timeout=None)
     if not wanted:
-        return {"error": f"the row's answer {answer!r} is no mathematics that math-verify can read"}
+        return {"error": f"the row's answer {answer!r} is not mathematics that math-verify can read"}
     try:
         return {"equal": bool(verify(wanted, parse(response, parsing_timeout=None), timeout_seconds=None))}
     except (MemoryError, RecursionError):

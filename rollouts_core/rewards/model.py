@@ -35,7 +35,7 @@ class RewardModelSettings:
 
 
 def reward_model(settings: RewardModelSettings) -> OpenReward:
-    """The reward model's score of each conversation, unscaled. Opening raises `BadInput` if it is no reward model."""
+    """The reward model's score of each conversation, unscaled. Opening raises `BadInput` if it is none."""
 
     @asynccontextmanager
     async def open_model() -> AsyncIterator[GroupReward]:
@@ -54,7 +54,7 @@ Scorer = Callable[[Sequence[Sequence[Message]]], list[float]]
 
 
 def load_scorer(settings: RewardModelSettings) -> Scorer:
-    """Scores conversations. Raises `BadInput` for what is no reward model."""
+    """Scores conversations. Raises `BadInput` for what is not a reward model."""
     return partial(_scores, settings, *_loaded(settings))
 
 
@@ -98,7 +98,9 @@ def _loaded(settings: RewardModelSettings) -> tuple[Any, Any]:
     except (OSError, ValueError, RuntimeError) as error:
         raise BadInput(f"reward model {settings.name}: {error}") from error
     if loaded["missing_keys"]:
-        raise BadInput(f"reward model {settings.name}: no reward model, it lacks {sorted(loaded['missing_keys'])[:3]}")
+        raise BadInput(
+            f"reward model {settings.name}: is not a reward model: it lacks {sorted(loaded['missing_keys'])[:3]}"
+        )
     model.config.pad_token_id = tokenizer.pad_token_id
     return model.to(device).eval(), tokenizer
 

@@ -67,7 +67,8 @@ AnyReward = RewardFunction | GroupReward | OpenReward
 
 
 def checked(value: Any, sample: Sample, name: str) -> Reward:
-    """Raises `RewardFailed`, naming row and answer, for what is no finite number, or other turns than the sample's."""
+    """Raises `RewardFailed`, naming row and answer, for what is not a finite number, or for other turns than the
+    sample's."""
     reward = value if isinstance(value, Reward) else Reward(value)
     numbers = (reward.value, *reward.components.values(), *reward.turns)
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):

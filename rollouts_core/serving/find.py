@@ -37,7 +37,7 @@ def find_policy(store: Store, name: str) -> FoundPolicy:
     manifest = manifest_if_any(store, name)
     if manifest is None:
         raise BadInput(
-            f"{name} is no model directory, no run and no artifact of the store {store.url or store.home}; "
+            f"{name} is not a model directory, nor a run or an artifact of the store {store.url or store.home}; "
             "`rollouts runs` lists runs"
         )
     directory = store.open(manifest.artifact) / "policy"

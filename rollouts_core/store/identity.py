@@ -151,6 +151,6 @@ def _hub_commit(kind: str, name: str, revision: str | None) -> str:
     except CacheNotFound:
         pass
     raise BadInput(
-        f"{kind} {name!r} can't be found: it is no directory here, the hub does not answer or does not know it, and "
+        f"{kind} {name!r} can't be found: it is not a directory here, the hub does not answer or does not know it, and "
         "no copy is cached. Check the name, go online once, or pin a cached copy with revision=<40-digit commit>"
     )

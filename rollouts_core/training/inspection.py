@@ -14,7 +14,7 @@ StepT = TypeVar("StepT")
 
 
 def keeping_nonfinite(steps: Iterator[StepT], directory: Path) -> Iterator[StepT]:
-    """The same steps. When a gradient is no number, the step's passes are written as safetensors, one file each, and
+    """The same steps. When a gradient is not finite, the step's passes are written as safetensors, one file each, and
     `BadInput` says where: the same batch would do it again."""
     try:
         yield from steps

@@ -147,7 +147,7 @@ def create_policy(
     activations again for its gradient instead of keeping them, "selective" all but attention's; `lora` trains adapters
     instead of the weights; `entropy` says whether the loss reads entropies; `compiled`: see `compile_layers`;
     `balanced` keeps a mixture's experts evenly used, see `balance.py`. Raises `BadInput` as `Policy`, `add_adapters`,
-    `compile_layers` and `Balance` do, and where a model that is to be balanced is no mixture.
+    `compile_layers` and `Balance` do, and where a model that is to be balanced is not a mixture of experts.
     """
     if lora is not None:
         add_adapters(model, lora)

@@ -26,7 +26,7 @@ class WeightFiles:
     """The weights of a model directory, by the model's own names. `files[name][block]` reads a block.
 
     `model` may be on the meta device. Raises `BadInput` where a weight is in no file, or has another shape there, and
-    `NotBlocks` where the files hold something that is no block of a weight.
+    `NotBlocks` where the files hold something that is not a block of a weight.
     """
 
     def __init__(self, model: Any, directory: Path) -> None:
@@ -83,7 +83,7 @@ class StoredWeight:
 
 
 class NotBlocks(Exception):
-    """The files hold something that is no block of one of the model's weights."""
+    """The files hold something that is not a block of one of the model's weights."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _piece(name: str, view: torch.Tensor, weight: torch.Tensor) -> Piece:
     }
     for size, stride in zip(view.shape, view.stride(), strict=True):
         if size > 1 and stride not in by_stride:
-            raise NotBlocks(f"{name} of the files is no block of a weight")
+            raise NotBlocks(f"{name} of the files is not a block of a weight")
         dims.append(by_stride[stride] if size > 1 else None)
         if size > 1:
             lengths[by_stride[stride]] = size

@@ -56,7 +56,7 @@ def test_every_problem_of_the_file_is_listed(rollouts: Rollouts, machines_file: 
     done = rollouts("machines", "ls", ROLLOUTS_MACHINES=str(machines_file))
     assert done.status == 1
     assert "a: host" in done.err
-    assert "b: jump 'c' is no machine of this file" in done.err
+    assert "b: jump 'c' is not a machine of this file" in done.err
     assert "d: speed: no such field" in done.err
 
 

@@ -50,7 +50,7 @@ def test_chat_reads_lines_and_goes_on(policy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("nothing-there", "is no model directory, no run and no artifact"), ("a-failed", "has no policy")],
+    [("nothing-there", "is not a model directory, nor a run or an artifact"), ("a-failed", "has no policy")],
 )
 def test_chat_without_a_policy_says_why(rollouts: Rollouts, tmp_path: Path, name: str, words: str) -> None:
     run = tmp_path / ".rollouts" / "runs" / "a-failed-run"

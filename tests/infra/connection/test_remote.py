@@ -163,11 +163,11 @@ def test_a_call_outlasts_a_cut_link(hosts: Hosts) -> None:
 
 def test_what_would_leave_the_work_directory_is_refused(hosts: Hosts) -> None:
     remote = opened()
-    with pytest.raises(MachineError, match=r"'../../etc' is no name"):
+    with pytest.raises(MachineError, match=r"'../../etc' is not a valid name"):
         remote.call("artifact", name="../../etc")
-    with pytest.raises(MachineError, match="no name of a file inside"):
+    with pytest.raises(MachineError, match="does not name a file inside"):
         remote.call("offer", shelf="inputs", name="evil", entries=[["../../evil", 1, "0" * 64]])
-    with pytest.raises(MachineError, match="is no name"):
+    with pytest.raises(MachineError, match="is not a valid name"):
         remote.call("cancel", job="..")
     remote.close()
 

@@ -80,5 +80,5 @@ def test_what_was_damaged_or_cut_off_does_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".a", "a\0"])
 def test_a_name_is_no_path(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a valid name"):
         put(tmp_path, 1, name, b"1")

@@ -155,7 +155,7 @@ def test_a_plain_prompt_is_whole_where_the_tokenizer_has_no_end(tmp_path: Path) 
 
 
 def test_plain_text_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="'completion' is no text"):
+    with pytest.raises(BadInput, match="'completion' is not text"):
         rows_of(tmp_path / "d.jsonl", {"prompt": "1", "completion": 2})
 
 

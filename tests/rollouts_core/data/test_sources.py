@@ -109,7 +109,7 @@ def test_a_pinned_columnar_file_behind_a_url_is_compared(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"tools": "no json"}, "'tools' is no list"),
+        ({"tools": "no json"}, "'tools' is not a list"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\] has no name"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{"name": "add"}]}]}, "its role is user"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, r"tool_calls\[0\] without a name"),
@@ -118,7 +118,7 @@ def test_a_pinned_columnar_file_behind_a_url_is_compared(tmp_path: Path, monkeyp
             "arguments are no JSON object",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\] has no text"),
-        ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "'name' that is no text"),
+        ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "'name' that is not text"),
     ],
 )
 def test_faulty_conversations_are_named(change: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ BAD: dict[str, tuple[Callable[[rc.LanguageModel], Any], str]] = {
         lambda policy: rc.grpo(policy, PROMPTS, reward, CONFIG, sampler=lambda prompts, step: [], engine="embedded"),
         "engine: your own sampler"
     ),
-    "a file": (lambda policy: rc.sft(policy, "rows.csv"), "data: rows.csv is no file of rows"),
+    "a file": (lambda policy: rc.sft(policy, "rows.csv"), "data: rows.csv is not a file of rows"),
 }  # fmt: skip
 
 

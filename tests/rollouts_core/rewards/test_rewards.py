@@ -227,7 +227,7 @@ def test_mathematics_is_compared_by_its_meaning(math_processes: Any, response: s
 
 
 def test_an_answer_that_is_no_mathematics_fails(math_processes: Any) -> None:
-    with pytest.raises(RewardFailed, match="the row's answer '' is no mathematics"):
+    with pytest.raises(RewardFailed, match="the row's answer '' is not mathematics"):
         math_processes("1", "")
 
 

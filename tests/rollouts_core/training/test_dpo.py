@@ -116,7 +116,7 @@ def test_a_preference_is_a_demonstration_of_its_chosen_answer_and_a_prompt(tmp_p
     [
         ({"prompt": "1", "chosen": "2"}, "has one of 'chosen' and 'rejected'"),
         ({"prompt": "1", "chosen": "2", "rejected": "2"}, "are the same"),
-        ({"prompt": [{"role": "user", "content": "1"}], "chosen": "2", "rejected": "3"}, "'prompt' is no text, as"),
+        ({"prompt": [{"role": "user", "content": "1"}], "chosen": "2", "rejected": "3"}, "'prompt' is not text, as"),
         ({"prompt": ASKED, "chosen": RIGHT, "rejected": [turn("nobody", "2")]}, r"rejected\[0\] has no role"),
         ({"prompt": ASKED, "chosen": [], "rejected": WRONG}, "no list of messages under 'chosen', nor text"),
         ({"chosen": RIGHT, "rejected": WRONG}, "begin with different messages"),

@@ -157,7 +157,7 @@ def test_what_is_not_computed_is_refused_by_name(name: str) -> None:
             {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
             "layers of linear_attention",
         ),
-        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "is no causal language model"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "is not a causal language model"),
         ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, None),
     ],
 )
