@@ -43,7 +43,7 @@ def _value(node: ast.expr) -> Number:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
             found = BINARY[type(op)](_value(left), _value(right))
         case _:
-            raise ValueError(f"this is not arithmetic: {ast.unparse(node)}")
+            raise ValueError(f"this is no arithmetic: {ast.unparse(node)}")
     if abs(found) > LARGEST:
         raise ValueError("the value is too large")
     return found
