@@ -44,9 +44,10 @@ class Up:
     pages: str
     folder: Path
 
-    def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def call(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/api{path}", data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/api{path}", data, headers, method=method)
         return until(lambda: _answered(request), path)[0]
 
     def runs(self, deployment: str) -> list[dict[str, Any]]:
@@ -74,7 +75,7 @@ def _answered(request: urllib.request.Request) -> tuple[Any] | None:
     """None where the server's SQLite is locked, which it says at once, and Prefect's clients ask again."""
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return (json.load(answer),)
+            return (json.loads(answer.read() or b"null"),)
     except urllib.error.HTTPError as error:
         if error.code != 503:
             raise
@@ -312,10 +313,7 @@ def test_a_schedule_fires(up: Up, browser: Browser) -> None:
     assert fired[0]["parameters"]["store"] == deployment["parameters"]["store"]
     assert fired[0]["parameters"]["dry_run"]
     up.wait(fired[0]["id"], "COMPLETED")
-    request = urllib.request.Request(
-        f"{up.url}/api/deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}", method="DELETE"
-    )
-    urllib.request.urlopen(request, timeout=30).close()
+    up.call(f"/deployments/{deployment['id']}/schedules/{deployment['schedules'][0]['id']}", method="DELETE")
 
 
 def _saved(page: Page) -> bool:
