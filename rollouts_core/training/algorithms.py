@@ -224,7 +224,7 @@ def _own(function: CustomAdvantages, outcome: Outcome) -> Advantages:
                 f"which has {len(tokens)} learnt tokens"
             )
         if not np.isfinite(array).all():
-            raise BadInput(f"rl.algorithm.function gave an advantage that is not a number, for sample {number}")
+            raise BadInput(f"rl.algorithm.function gave an advantage that is not a finite number, for sample {number}")
         arrays.append(np.broadcast_to(array, tokens.shape).copy())
     return Advantages(arrays)
 
