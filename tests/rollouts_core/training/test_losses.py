@@ -302,7 +302,7 @@ def test_reinforce_plus_plus_charges_each_token_with_what_follows() -> None:
     [
         ([1.0], "1 advantages for 2"),
         ([[1.0], [1.0]], "sample 0, which has 2"),
-        ([math.nan, 0.0], "no number for sample 0"),
+        ([math.nan, 0.0], "not a finite number, for sample 0"),
     ],
 )
 def test_a_custom_algorithm_that_answers_nonsense_is_named(answer: Any, message: str) -> None:
